@@ -1,0 +1,1 @@
+"""The fleet: node daemon, engine connector, worker supervision, Ray, settings, command line."""

@@ -1,0 +1,1 @@
+"""The cache-aware OpenAI router. Meets the cluster in Redis and over HTTP only."""

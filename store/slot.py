@@ -1,0 +1,85 @@
+"""A slot: the fixed-size home of one block in a pool, on the wire and on disk, self-describing.
+
+A slot holds one shard a tensor-parallel rank, each with its own header, so that ranks write
+without waiting for each other and a reader can prove every byte it got. Layout of one shard:
+64 bytes of header, then the payload, padded to `ALIGN_BYTES`.
+"""
+
+import struct
+from dataclasses import dataclass
+
+import xxhash
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import ConfigError, CorruptBlock
+
+ALIGN_BYTES = 4096  # a page, and the unit of direct disk I/O
+_HEADER = struct.Struct("<8s16s16sQQHH4x")  # magic, namespace, hash, length, checksum, shard, of
+_MAGIC = b"pfslot\x00\x01"
+HEADER_BYTES = _HEADER.size
+assert HEADER_BYTES == 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotLayout:
+    """Size of a slot. Nodes exchange blocks only if their slot layouts are equal.
+
+    Raises:
+        ConfigError: a number is below 1.
+    """
+
+    payload_bytes: int  # of one shard
+    shards: int = 1
+
+    def __post_init__(self) -> None:
+        if self.payload_bytes < 1 or not 1 <= self.shards < 1 << 16:
+            raise ConfigError(f"slot layout: got {self}, expected at least 1 byte and 1 shard")
+
+    @property
+    def shard_bytes(self) -> int:
+        """Bytes from one shard's header to the next."""
+        return -(-(HEADER_BYTES + self.payload_bytes) // ALIGN_BYTES) * ALIGN_BYTES
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes from one slot to the next; a multiple of `ALIGN_BYTES`."""
+        return self.shard_bytes * self.shards
+
+    def payload(self, slot: memoryview, shard: int = 0) -> memoryview:
+        """The payload of one shard inside a slot's memory."""
+        start = shard * self.shard_bytes + HEADER_BYTES
+        return slot[start : start + self.payload_bytes]
+
+
+def seal(
+    slot: memoryview, layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int = 0
+) -> None:
+    """Write the header of a shard whose payload is complete; the checksum covers the payload."""
+    checksum = xxhash.xxh3_64_intdigest(layout.payload(slot, shard))
+    header = _HEADER.pack(
+        _MAGIC, namespace, block, layout.payload_bytes, checksum, shard, layout.shards
+    )
+    start = shard * layout.shard_bytes
+    slot[start : start + HEADER_BYTES] = header
+
+
+def verify(
+    slot: memoryview, layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int = 0
+) -> None:
+    """Prove that a shard is what the caller asked for, to the last byte.
+
+    Raises:
+        CorruptBlock: magic, namespace, hash, length, shard or checksum differ.
+    """
+    start = shard * layout.shard_bytes
+    got = _HEADER.unpack(slot[start : start + HEADER_BYTES])
+    expected = (_MAGIC, namespace, block, layout.payload_bytes, shard, layout.shards)
+    if (*got[:4], *got[5:]) != expected:
+        raise CorruptBlock(
+            f"slot header of block {block.hex()}, shard {shard}: got {got}, expected {expected}"
+        )
+    checksum = xxhash.xxh3_64_intdigest(layout.payload(slot, shard))
+    if checksum != got[4]:
+        raise CorruptBlock(
+            f"block {block.hex()}, shard {shard}: checksum {checksum:#x}, header says {got[4]:#x}"
+        )

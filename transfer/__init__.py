@@ -1,0 +1,1 @@
+"""Blocks between nodes: wire format, links, serving and pulling."""

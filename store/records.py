@@ -5,9 +5,10 @@ the router's plan travels inside ``kv_transfer_params``, and the outcome comes b
 """
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import msgpack
+import msgspec
 
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.namespace import Namespace
@@ -16,6 +17,10 @@ PARAMS_KEY = "prefixfleet"
 """Our key inside vLLM's ``kv_transfer_params``, in requests and in responses."""
 
 VERSION = 1
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+Rate = Annotated[float, msgspec.Meta(ge=0)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,8 +53,8 @@ class _Record:
                 f"expected {sorted(expected)}"
             )
         try:
-            return cls(**values)
-        except (TypeError, ValueError) as error:
+            return msgspec.convert(values, cls)
+        except msgspec.ValidationError as error:
             raise ConfigError(f"{cls.__name__}: {error}") from error
 
 
@@ -83,9 +88,9 @@ class WorkerRecord(_Record):
     model: str  # served name
     model_path: str  # folder with tokenizer.json and the chat template
     namespace: dict[str, Any]  # fields of `Namespace`
-    block_bytes: int
-    max_model_tokens: int
-    prefill_tokens_per_s: float
+    block_bytes: Count
+    max_model_tokens: Count
+    prefill_tokens_per_s: Rate
     state: str = "ready"
 
     def identity(self) -> Namespace:
@@ -107,9 +112,9 @@ class PullPlan(_Record):
 
     request: str
     source: str = ""
-    source_epoch: int = 0
-    blocks: int = 0
-    budget_s: float = 5.0
+    source_epoch: Count = 0
+    blocks: Count = 0
+    budget_s: Seconds = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,12 +126,12 @@ class Outcome(_Record):
     """
 
     request: str
-    prompt_blocks: int
-    engine_blocks: int  # found in the engine's own cache
-    local_blocks: int  # loaded from this node's pool
-    pulled_blocks: int  # loaded after a pull
-    pulled_bytes: int
-    pull_s: float
+    prompt_blocks: Count
+    engine_blocks: Count  # found in the engine's own cache
+    local_blocks: Count  # loaded from this node's pool
+    pulled_blocks: Count  # loaded after a pull
+    pulled_bytes: Count
+    pull_s: Seconds
     link: str = ""
     failure: str = ""  # reason label of a failed or shortened pull
     head: str = ""

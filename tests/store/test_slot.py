@@ -1,0 +1,83 @@
+"""A slot proves its own content: a wrong block is never taken for a right one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixfleet.store.errors import ConfigError, CorruptBlock
+from prefixfleet.store.slot import ALIGN_BYTES, HEADER_BYTES, SlotLayout, seal, verify
+
+NAMESPACE, BLOCK = b"n" * 16, b"b" * 16
+LAYOUT = SlotLayout(payload_bytes=100, shards=2)
+
+
+def sealed_slot():
+    slot = memoryview(bytearray(LAYOUT.slot_bytes))
+    for shard in range(LAYOUT.shards):
+        LAYOUT.payload(slot, shard)[:] = bytes([shard + 1]) * LAYOUT.payload_bytes
+        seal(slot, LAYOUT, NAMESPACE, BLOCK, shard)
+    return slot
+
+
+def test_a_sealed_slot_verifies_every_shard():
+    slot = sealed_slot()
+
+    for shard in range(LAYOUT.shards):
+        verify(slot, LAYOUT, NAMESPACE, BLOCK, shard)
+
+
+@given(
+    st.integers(0, LAYOUT.shards - 1),
+    st.integers(0, HEADER_BYTES + LAYOUT.payload_bytes - 1),
+    st.integers(1, 255),
+)
+def test_any_flipped_byte_of_header_or_payload_is_found(shard, offset, flip):
+    slot = sealed_slot()
+    if HEADER_BYTES - 4 <= offset < HEADER_BYTES:
+        return  # padding, nobody reads it
+
+    slot[shard * LAYOUT.shard_bytes + offset] ^= flip
+
+    with pytest.raises(CorruptBlock):
+        verify(slot, LAYOUT, NAMESPACE, BLOCK, shard)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "block", "layout"),
+    [
+        (b"m" * 16, BLOCK, LAYOUT),
+        (NAMESPACE, b"c" * 16, LAYOUT),
+        (NAMESPACE, BLOCK, SlotLayout(payload_bytes=99, shards=2)),
+        (NAMESPACE, BLOCK, SlotLayout(payload_bytes=100, shards=1)),
+    ],
+)
+def test_a_slot_of_another_identity_is_refused(namespace, block, layout):
+    with pytest.raises(CorruptBlock):
+        verify(sealed_slot(), layout, namespace, block)
+
+
+def test_shards_do_not_stand_in_for_each_other():
+    slot = sealed_slot()
+    half = LAYOUT.shard_bytes
+    slot[:half] = bytes(slot[half:])
+
+    with pytest.raises(CorruptBlock):
+        verify(slot, LAYOUT, NAMESPACE, BLOCK, 0)
+
+
+def test_an_empty_slot_is_no_block():
+    with pytest.raises(CorruptBlock):
+        verify(memoryview(bytearray(LAYOUT.slot_bytes)), LAYOUT, NAMESPACE, BLOCK)
+
+
+def test_slots_are_aligned_for_direct_disk_io():
+    for payload in (1, ALIGN_BYTES - HEADER_BYTES, ALIGN_BYTES - HEADER_BYTES + 1, 737_280):
+        layout = SlotLayout(payload_bytes=payload, shards=3)
+        assert layout.slot_bytes % ALIGN_BYTES == 0
+        assert layout.shard_bytes - payload < HEADER_BYTES + ALIGN_BYTES
+
+
+@pytest.mark.parametrize(("payload", "shards"), [(0, 1), (1, 0), (1, 1 << 16)])
+def test_an_impossible_layout_is_refused(payload, shards):
+    with pytest.raises(ConfigError):
+        SlotLayout(payload_bytes=payload, shards=shards)

@@ -95,9 +95,15 @@ class WorkerRecord(_Record):
 
     def identity(self) -> Namespace:
         """The namespace, checked. Raises `ConfigError`."""
+        expected = {f.name for f in fields(Namespace)}
+        if set(self.namespace) != expected:
+            raise ConfigError(
+                f"worker {self.worker}: namespace: got fields {sorted(map(str, self.namespace))}, "
+                f"expected {sorted(expected)}"
+            )
         try:
-            return Namespace(**self.namespace)
-        except TypeError as error:
+            return msgspec.convert(self.namespace, Namespace)
+        except msgspec.ValidationError as error:
             raise ConfigError(f"worker {self.worker}: namespace: {error}") from error
 
 

@@ -1,5 +1,7 @@
 """Records that cross a process boundary arrive whole or are refused with a reason."""
 
+import dataclasses
+
 import msgpack
 import pytest
 
@@ -84,6 +86,23 @@ def test_a_field_of_another_type_is_refused_by_name(field, value):
         PullPlan.from_map(values)
 
 
-def test_a_worker_with_a_wrong_namespace_says_so():
+NAMESPACE = {
+    "model": "m", "weights": "w", "dtype": "float32", "block_tokens": 32, "layout": "l",
+    "engine": "vllm", "isa": "any", "tensor_parallel": 1, "encoding": "exact", "version": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"model": "m"}, NAMESPACE | {"block_tokens": "32"}, NAMESPACE | {"shape": 1}]
+)
+def test_a_worker_with_a_wrong_namespace_says_so(wrong):
+    worker = dataclasses.replace(RECORDS[1], namespace=wrong)
+
     with pytest.raises(ConfigError, match="worker w: namespace"):
-        RECORDS[1].identity()
+        worker.identity()
+
+
+def test_a_worker_tells_its_namespace():
+    worker = dataclasses.replace(RECORDS[1], namespace=NAMESPACE)
+
+    assert worker.identity().block_tokens == 32

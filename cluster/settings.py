@@ -1,0 +1,81 @@
+"""Settings of the processes that `cluster/` starts: a node daemon's and a worker's.
+
+Each is one frozen record, read from ``PREFIXFLEET_NODE_*`` or ``PREFIXFLEET_WORKER_*``; what the
+whole fleet agrees on (name, Redis, secret) is `prefixfleet.store.settings.FleetSettings`.
+"""
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from prefixfleet.store.settings import Section
+
+NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
+MAX_SOCKET_PATH_BYTES = 107
+"""What the kernel takes as the path of a Unix socket."""
+
+LinkName = Literal["auto", "ucx", "tcp"]
+
+
+class NodeSettings(Section):
+    """One node daemon: its name, where peers reach it, how much memory its pool may take."""
+
+    section: ClassVar[str] = "NODE_"
+
+    name: str = Field(pattern=NAME_PATTERN)
+    runtime_dir: Path
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=0, ge=0, le=65535)
+    pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
+    link: LinkName = "auto"
+
+    @field_validator("runtime_dir")
+    @classmethod
+    def _short_enough(cls, folder: Path) -> Path:
+        longest = folder / f"{'n' * 40}.sock"
+        if not folder.is_absolute() or len(bytes(longest)) > MAX_SOCKET_PATH_BYTES:
+            raise ValueError(
+                f"got {str(folder)!r}, expected an absolute path of at most "
+                f"{MAX_SOCKET_PATH_BYTES - 46} bytes: Unix sockets are made in it"
+            )
+        return folder
+
+    @property
+    def socket_path(self) -> Path:
+        """Where engines of this node connect."""
+        return self.runtime_dir / f"{self.name}.sock"
+
+
+class WorkerSettings(Section):
+    """One engine: which model it serves, for which node, and how much memory and CPU it takes."""
+
+    section: ClassVar[str] = "WORKER_"
+
+    name: str = Field(pattern=NAME_PATTERN)
+    node: str = Field(pattern=NAME_PATTERN)
+    model: Path
+    socket_path: Path
+    log_file: Path
+    served_name: str = ""
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=0, ge=0, le=65535)
+    kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
+    max_model_tokens: int = Field(default=4096, ge=64)
+    cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+
+    @field_validator("model")
+    @classmethod
+    def _is_a_model(cls, folder: Path) -> Path:
+        missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
+        if missing:
+            raise ValueError(
+                f"got {str(folder)!r}, expected a folder with config.json, tokenizer.json and "
+                f"safetensors files (no {', '.join(missing)} there)"
+            )
+        return folder
+
+    @property
+    def model_name(self) -> str:
+        """The name clients ask for: ``served_name``, or the folder's own name."""
+        return self.served_name or self.model.name

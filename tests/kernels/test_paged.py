@@ -1,0 +1,98 @@
+"""The layout is read from tensors; what it does not know, it refuses."""
+
+import pytest
+import torch
+
+from prefixfleet.kernels.paged import Content, PagedLayout
+
+VLLM_ORDERS = {  # physical order of [L, B, H, N, C], vLLM's v1/kv_cache_layout.py
+    "LBHNC": (0, 1, 2, 3, 4),
+    "LBNHC": (0, 1, 3, 2, 4),
+    "LHBNC": (0, 2, 1, 3, 4),
+    "BLHNC": (1, 0, 2, 3, 4),
+    "BLNHC": (1, 0, 3, 2, 4),
+    "BHLNC": (1, 2, 0, 3, 4),
+}
+
+
+def vllm_caches(order: str, sizes=(3, 5, 2, 4, 16), dtype=torch.bfloat16):
+    """As vLLM makes them: one allocation in physical order, a logical [B, H, N, C] view a layer."""
+    permutation = VLLM_ORDERS[order]
+    memory = torch.zeros([sizes[axis] for axis in permutation], dtype=dtype)
+    logical = memory.permute([permutation.index(axis) for axis in range(5)])
+    return {f"layers.{i}": logical[i] for i in range(sizes[0])}
+
+
+@pytest.mark.parametrize("order", VLLM_ORDERS)
+def test_every_order_of_vllm_is_read(order):
+    layout = PagedLayout.from_tensors(vllm_caches(order), content=Content.PLAIN)
+
+    assert layout.num_blocks == 5
+    assert layout.block_bytes == 3 * 2 * 4 * 16 * 2
+
+
+def test_describe_tells_apart_what_changes_a_blocks_bytes():
+    variants = [
+        vllm_caches("LBHNC"),
+        vllm_caches("LBNHC"),  # tokens before heads
+        vllm_caches("LBHNC", dtype=torch.float16),
+        vllm_caches("LBHNC", sizes=(2, 5, 2, 4, 16)),
+        vllm_caches("LBHNC", sizes=(3, 5, 4, 2, 16)),
+        vllm_caches("LBHNC", sizes=(3, 5, 2, 4, 32)),
+        dict(reversed(vllm_caches("LBHNC").items())),  # the same layers in another order
+        {f"other.{name}": cache for name, cache in vllm_caches("LBHNC").items()},
+    ]
+
+    texts = {PagedLayout.from_tensors(caches).describe() for caches in variants}
+    plain = PagedLayout.from_tensors(variants[0], content=Content.PLAIN).describe()
+
+    assert len(texts | {plain}) == len(variants) + 1
+
+
+@pytest.mark.parametrize("other", ["BLHNC", "LHBNC", "BHLNC"])
+def test_describe_is_the_same_where_only_the_place_of_pages_differs(other):
+    a = PagedLayout.from_tensors(vllm_caches("LBHNC"))
+    b = PagedLayout.from_tensors(vllm_caches(other, sizes=(3, 7, 2, 4, 16)))
+
+    assert a.describe() == b.describe()
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_blocks"),
+    [((2, 6, 4, 3, 8), 6), ((6, 2, 4, 3, 8), 6), ((6, 4, 40), 6)],
+)
+def test_older_shapes_are_read(shape, num_blocks):
+    layout = PagedLayout.from_tensors({"a": torch.zeros(shape)})
+
+    assert layout.num_blocks == num_blocks
+
+
+@pytest.mark.parametrize(
+    ("caches", "stated", "message"),
+    [
+        ({}, {}, "no tensors"),
+        ({"a": torch.zeros(4, 8)}, {}, "unknown layout"),
+        ({"a": torch.zeros(2, 2, 4, 3, 8)}, {}, "unknown layout"),
+        ({"a": torch.zeros(3, 4, 5, 3, 8)}, {}, "unknown layout"),
+        ({"a": torch.zeros(2, 6, 4, 3, 8)}, {"content": Content.PLAIN}, "unknown layout"),
+        ({"a": torch.zeros(4, 2, 4, 8)}, {"axes": "BHND", "content": Content.PLAIN}, "content"),
+        ({"a": torch.zeros(4, 2, 4, 7)}, {"content": Content.PLAIN}, "content"),
+        ({"a": torch.zeros(4, 2, 4, 8, dtype=torch.uint8)}, {"content": Content.PLAIN}, "content"),
+        (
+            {"a": torch.zeros(4, 4, 2, 8).transpose(1, 2)},
+            {"content": Content.KEYS_TRANSPOSED},
+            "content",
+        ),
+        ({"a": torch.zeros(4, 2, 4, 8)}, {"axes": "BHNX"}, "axes"),
+        ({"a": torch.zeros(4, 2, 4, 8)}, {"axes": "BHN"}, "unknown layout"),
+        ({"a": torch.zeros(4, 2, 4, 8)}, {"axes": "HHNC"}, "axes"),
+        ({"a": torch.zeros(0, 2, 4, 8)}, {}, "with memory"),
+        ({"a": torch.zeros(4, 2, 4, 8, device="meta")}, {}, "with memory"),
+        ({"a": torch.zeros(1, 2, 4, 8).expand(4, 2, 4, 8)}, {}, "overlap"),
+        ({"a": torch.zeros(4, 2, 4, 16)[..., ::2]}, {}, "overlap"),
+        ({"a": torch.zeros(4, 2, 4, 8), "b": torch.zeros(5, 2, 4, 8)}, {}, "number of blocks"),
+    ],
+)
+def test_a_layout_that_is_not_known_is_refused(caches, stated, message):
+    with pytest.raises(ValueError, match=message):
+        PagedLayout.from_tensors(caches, **stated)

@@ -1,0 +1,65 @@
+"""A request's JSON body: read the few fields that routing needs, leave every other byte alone.
+
+The engine validates requests, not the router: a field of an odd type reads as absent here and
+goes on to the engine, which says in its own words what is wrong with it.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+
+from prefixfleet.router.errors import BadRequest
+
+T = TypeVar("T")
+TRANSFER_KEY = "kv_transfer_params"
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A JSON object as it arrived, and its top-level fields, still encoded."""
+
+    raw: bytes
+    fields: dict[str, msgspec.Raw]
+
+    def get(self, name: str, kind: type[T]) -> T | None:
+        """Field ``name`` if it is there, not null and of type ``kind``; else None."""
+        raw = self.fields.get(name)
+        if raw is None:
+            return None
+        try:
+            return msgspec.json.decode(raw, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return None
+
+    def is_set(self, name: str) -> bool:
+        """Whether field ``name`` is there and not null, of whatever type."""
+        raw = self.fields.get(name)
+        return raw is not None and bytes(raw) != b"null"
+
+
+def read_body(raw: bytes) -> Body:
+    """Raises `BadRequest` if ``raw`` is not one JSON object."""
+    try:
+        return Body(raw, _FIELDS.decode(raw))
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is not a JSON object: {error}") from None
+
+
+def with_transfer_params(body: Body, params: dict[str, Any]) -> bytes:
+    """The body with ``params`` as its ``kv_transfer_params``; a client's own are dropped.
+
+    Every other byte stays as it came. With an ordinary body this is one copy, no encoding.
+    """
+    if TRANSFER_KEY in body.fields:
+        kept = {name: raw for name, raw in body.fields.items() if name != TRANSFER_KEY}
+        return msgspec.json.encode({**kept, TRANSFER_KEY: params})
+    end = body.raw.rindex(b"}")
+    comma = b"," if body.fields else b""
+    return b'%b%b"%b":%b}' % (
+        body.raw[:end],
+        comma,
+        TRANSFER_KEY.encode(),
+        msgspec.json.encode(params),
+    )

@@ -1,0 +1,89 @@
+"""What the router says no with: one table of cause to status, in the OpenAI error shape.
+
+A client's mistake is never a 5xx, and every refusal says what to do about it.
+"""
+
+from typing import ClassVar
+
+import msgspec
+from aiohttp import web
+
+from prefixfleet.store.errors import FleetError
+
+
+class Refusal(FleetError):
+    """An answer that is not the engine's. ``param`` names the field at fault, if one is."""
+
+    status: ClassVar[int] = 500
+    kind: ClassVar[str] = "server_error"
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(
+        self, message: str, *, param: str | None = None, retry_after_s: float | None = None
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class BadRequest(Refusal):
+    """The request cannot be understood."""
+
+    status, kind, code = 400, "invalid_request_error", "invalid_request"
+
+
+class UnknownModel(Refusal):
+    """No worker has served this model since the router started, or it is a typing error."""
+
+    status, kind, code = 404, "invalid_request_error", "model_not_found"
+
+
+class TooLarge(Refusal):
+    """The body is over the limit."""
+
+    status, kind, code = 413, "invalid_request_error", "request_too_large"
+
+
+class TooBusy(Refusal):
+    """The fleet could serve this, but not now: come back after ``retry_after_s``."""
+
+    status, kind, code = 429, "rate_limit_error", "overloaded"
+
+
+class UpstreamFailed(Refusal):
+    """Every worker that was tried failed before its first byte."""
+
+    status, kind, code = 502, "server_error", "upstream_failed"
+
+
+class NoWorker(Refusal):
+    """No worker is ready to serve the model."""
+
+    status, kind, code = 503, "server_error", "no_worker"
+
+
+def refuse(error: Refusal) -> web.Response:
+    """The answer to a refused request."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    return web.Response(
+        status=error.status, body=error_body(error), headers=headers, content_type=JSON
+    )
+
+
+def error_body(error: Refusal) -> bytes:
+    """The OpenAI error object of ``error``, as JSON."""
+    return msgspec.json.encode(
+        {
+            "error": {
+                "message": str(error),
+                "type": error.kind,
+                "param": error.param,
+                "code": error.code,
+            }
+        }
+    )
+
+
+JSON = "application/json"

@@ -1,0 +1,113 @@
+"""Which worker, and what it should pull from whom: one cost in seconds. Pure.
+
+For every worker: the later of (its queue is done) and (the pull is done), since a pull starts at
+once and overlaps the queue, then the prefill of what is still missing. For every worker the best
+source and the best number of blocks is taken, none included: min(pull, recompute) needs no
+threshold and never lost in replay against a fixed ratio. Least seconds win; ties at random.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
+
+Draw = Callable[[int], int]
+"""``draw(n)`` is a random number of 0 to n - 1; injected, so that tests can fix it."""
+
+TIE = 0.01
+"""Costs within one per cent are equal: no estimate is better than that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A node that holds ``blocks`` leading blocks of the prompt, and the link from there."""
+
+    node: str
+    epoch: int
+    blocks: int
+    link: LinkSpeed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A worker that could take the request, and what is known about it at this moment."""
+
+    worker: str
+    node: str
+    hit_blocks: int  # leading blocks that its node holds or will hold
+    queued_tokens: int  # uncached tokens of requests that wait for their first token
+    queued_requests: int
+    prefill: PrefillModel
+    block_bytes: int
+    sources: Sequence[Source] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The choice and its terms, in seconds; `hit_blocks` and `pull_blocks` do not overlap."""
+
+    worker: str
+    hit_blocks: int
+    pull_blocks: int
+    source: Source | None
+    queue_s: float
+    pull_s: float
+    prefill_s: float
+
+    @property
+    def total_s(self) -> float:
+        """Estimated time to first token."""
+        return max(self.queue_s, self.pull_s) + self.prefill_s
+
+
+def choose(
+    prompt_tokens: int, block_tokens: int, candidates: Sequence[Candidate], draw: Draw
+) -> Decision:
+    """The decision with the least estimated time to first token. ``candidates`` is not empty."""
+    decisions = [best_for(prompt_tokens, block_tokens, candidate) for candidate in candidates]
+    least = min(decision.total_s for decision in decisions)
+    tied = [decision for decision in decisions if decision.total_s <= least * (1 + TIE) + 1e-6]
+    return tied[draw(len(tied))]
+
+
+def best_for(prompt_tokens: int, block_tokens: int, candidate: Candidate) -> Decision:
+    """The best that can be done with the request on one worker."""
+    # The engine computes at least the last token itself
+    usable = max(0, prompt_tokens - 1) // block_tokens
+    hit = min(candidate.hit_blocks, usable)
+    queue_s = candidate.prefill.queue_seconds(candidate.queued_tokens, candidate.queued_requests)
+
+    def priced(source: Source | None, pulled: int) -> Decision:
+        link = source.link if source else None
+        cached = (hit + pulled) * block_tokens
+        return Decision(
+            worker=candidate.worker,
+            hit_blocks=hit,
+            pull_blocks=pulled,
+            source=source if pulled else None,
+            queue_s=queue_s,
+            pull_s=pull_seconds(pulled * candidate.block_bytes, link) if link else 0.0,
+            prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
+        )
+
+    options = [priced(None, 0)]
+    for source in candidate.sources:
+        if source.node != candidate.node:
+            most = min(source.blocks, usable) - hit
+            counts = _worth_trying(most, queue_s, candidate.block_bytes, source.link)
+            options += [priced(source, count) for count in counts]
+    return min(options, key=lambda option: option.total_s)
+
+
+def _worth_trying(most: int, queue_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:
+    """Numbers of blocks among which the best is found.
+
+    Seconds of a pull grow linearly with the blocks, those of the prefill shrink ever faster: the
+    sum is concave on both sides of the point where the pull outlasts the queue, so its least value
+    is at an end of one of the two ranges.
+    """
+    if most > 0:
+        yield most
+        free = int((queue_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
+        if 0 < free < most:
+            yield free

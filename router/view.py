@@ -1,0 +1,201 @@
+"""What this router believes about who holds which block: an in-memory copy of the index.
+
+Fed by `PrefixIndex.snapshot` and `follow`, asked for every request, never over the network. Two
+things are known here before the index knows them: blocks of prompts that were just routed
+(`assume`), and nodes that failed before our eyes (`suspect`).
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
+
+ASSUMED_S = 4.0
+"""How long a prompt just routed counts as held, at least; at most twice that. Longer than a
+prefill and the publishing after it, so that siblings of a burst follow the first one."""
+
+SUSPECT_S = 5.0
+"""How long a node that failed before our eyes matches nothing. Longer than its lease (3 s): if
+it is dead, the index has forgotten it by then."""
+
+MAX_ASSUMED_BLOCKS = 200_000
+"""Bound on `assume`, a node and generation: 20 MB."""
+
+
+@dataclass(slots=True)
+class _Assumed:
+    """Two generations of block fields: an entry lives for one to two `ASSUMED_S`."""
+
+    turned_at: float
+    young: set[bytes] = field(default_factory=set)
+    old: set[bytes] = field(default_factory=set)
+
+    def turn(self, now: float) -> None:
+        age = now - self.turned_at
+        if age >= ASSUMED_S:
+            self.old = self.young if age < 2 * ASSUMED_S else set()
+            self.young = set()
+            self.turned_at = now
+
+    def holds(self, block: bytes) -> bool:
+        return block in self.young or block in self.old
+
+
+class View:
+    """Owned by the router's event loop; not thread-safe. ``clock`` is monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._holders: dict[bytes, int] = {}
+        self._members: dict[str, Membership] = {}
+        self._suspects: dict[str, float] = {}
+        self._assumed: dict[str, _Assumed] = {}
+
+    def __len__(self) -> int:
+        """Blocks that at least one node holds."""
+        return len(self._holders)
+
+    @property
+    def members(self) -> Mapping[str, Membership]:
+        """Live nodes by name, as the index told us last; suspects included."""
+        return self._members
+
+    def load(self, snapshot: Snapshot) -> None:
+        """Replace everything that came from the index."""
+        self._holders = dict(snapshot.holders)
+        self._members = {member.node: member for member in snapshot.members}
+        self._forget_assumptions()
+
+    def apply(self, event: IndexEvent) -> None:
+        """Follow one change. An event of a life of a node that is not the latest is ignored."""
+        member = event.member
+        known = self._members.get(member.node)
+        if event.kind == "join":
+            if known is None or known.epoch < member.epoch:
+                self._drop_bit(known)
+                self._members[member.node] = member
+                self._assumed.pop(member.node, None)
+        elif known != member:
+            return
+        elif event.kind == "publish":
+            self._add(event.hashes, 1 << member.slot)
+        elif event.kind == "withdraw":
+            self._remove(event.hashes, 1 << member.slot)
+        elif event.kind == "leave":
+            self._members.pop(member.node)
+            self._drop_bit(member)
+            self._assumed.pop(member.node, None)
+
+    def keep_only(self, live: Iterable[Membership]) -> None:
+        """Forget members whose lease ended without an event. Unknown ones come with theirs."""
+        alive = set(live)
+        for member in [m for m in self._members.values() if m not in alive]:
+            self.apply(IndexEvent("leave", member))
+
+    def suspect(self, node: str) -> None:
+        """A connection to ``node`` failed: match nothing on it until its lease has had time."""
+        self._suspects[node] = self._clock() + SUSPECT_S
+        self._assumed.pop(node, None)
+
+    def is_suspect(self, node: str) -> bool:
+        """Whether ``node`` failed before our eyes a short while ago."""
+        until = self._suspects.get(node)
+        if until is None:
+            return False
+        if self._clock() < until:
+            return True
+        del self._suspects[node]
+        return False
+
+    def assume(self, node: str, chain: Sequence[BlockHash]) -> None:
+        """Count ``chain`` as held by ``node`` for a short while: a prompt was just sent there."""
+        now = self._clock()
+        assumed = self._assumed.setdefault(node, _Assumed(now))
+        assumed.turn(now)
+        if len(assumed.young) < MAX_ASSUMED_BLOCKS:
+            assumed.young.update(block[:FIELD_BYTES] for block in chain)
+
+    def leading(self, chain: Sequence[BlockHash]) -> dict[str, int]:
+        """Live nodes to the number of leading blocks of ``chain`` that they hold; no zeros.
+
+        By divide and conquer: a node that holds a block holds all before it (eviction is leaf
+        first), so the nodes that hold block i are among those that hold block i - 1. About
+        log2(blocks) probes for each different length, a microsecond each.
+        """
+        bits = {m.slot: m.node for m in self._members.values() if not self.is_suspect(m.node)}
+        mask = sum(1 << slot for slot in bits)
+        found: dict[str, int] = {}
+        spans = [(0, len(chain), mask)] if mask else []
+        while spans:
+            low, high, nodes = spans.pop()  # every one of `nodes` holds the blocks before `low`
+            if low == high:
+                found |= {bits[slot]: low for slot in slots_of(nodes)} if low else {}
+                continue
+            middle = (low + high) // 2
+            here = nodes & self._holders.get(chain[middle][:FIELD_BYTES], 0)
+            if here:
+                spans.append((middle + 1, high, here))
+            if here != nodes:
+                spans.append((low, middle, nodes & ~here))
+        return found
+
+    def expected(self, chain: Sequence[BlockHash]) -> dict[str, int]:
+        """Like `leading`, for blocks that a node will hold soon because a prompt was sent there."""
+        now = self._clock()
+        found = {}
+        for node, assumed in self._assumed.items():
+            assumed.turn(now)
+            if (length := _leading(chain, assumed)) > 0:
+                found[node] = length
+        return found
+
+    def _add(self, hashes: Iterable[BlockHash], bit: int) -> None:
+        holders = self._holders
+        for block in hashes:
+            key = block[:FIELD_BYTES]
+            holders[key] = holders.get(key, 0) | bit
+
+    def _remove(self, hashes: Iterable[BlockHash], bit: int) -> None:
+        holders = self._holders
+        for block in hashes:
+            key = block[:FIELD_BYTES]
+            left = holders.get(key, 0) & ~bit
+            if left:
+                holders[key] = left
+            else:
+                holders.pop(key, None)
+
+    def _drop_bit(self, member: Membership | None) -> None:
+        """Clear a gone member's bit everywhere, before its slot can belong to somebody else."""
+        if member is None:
+            return
+        bit = 1 << member.slot
+        changed = {key: held & ~bit for key, held in self._holders.items() if held & bit}
+        self._holders |= changed
+        for key in [key for key, held in changed.items() if not held]:
+            del self._holders[key]
+
+    def _forget_assumptions(self) -> None:
+        self._assumed = {n: a for n, a in self._assumed.items() if n in self._members}
+
+
+def slots_of(bitmap: int) -> list[int]:
+    """Numbers of the bits that are set."""
+    slots = []
+    while bitmap:
+        slots.append((bitmap & -bitmap).bit_length() - 1)
+        bitmap &= bitmap - 1
+    return slots
+
+
+def _leading(chain: Sequence[BlockHash], assumed: _Assumed) -> int:
+    """Leading blocks in ``assumed``: chains go in whole, so a bisection finds the end."""
+    low, high = 0, len(chain)
+    while low < high:
+        middle = (low + high) // 2
+        if assumed.holds(chain[middle][:FIELD_BYTES]):
+            low = middle + 1
+        else:
+            high = middle
+    return low

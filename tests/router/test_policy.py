@@ -1,0 +1,140 @@
+"""The choice: least seconds, with the best of pulling and computing on every worker."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixfleet.router.estimate import LinkSpeed, PrefillModel, first_guess, pull_seconds
+from prefixfleet.router.policy import Candidate, Source, best_for, choose
+
+BLOCK_TOKENS = 16
+FAST = LinkSpeed(bytes_per_s=1e9, setup_s=0.001)
+SLOW = LinkSpeed(bytes_per_s=1e4, setup_s=0.5)
+IDLE = Candidate(
+    worker="a",
+    node="node-a",
+    hit_blocks=0,
+    queued_tokens=0,
+    queued_requests=0,
+    prefill=first_guess(1_000.0),
+    block_bytes=1_000,
+)
+
+
+def source(blocks, link=FAST, node="node-x"):
+    return Source(node=node, epoch=1, blocks=blocks, link=link)
+
+
+def first(_: int) -> int:
+    return 0
+
+
+def test_the_worker_whose_node_holds_the_prefix_wins():
+    holder = replace(IDLE, worker="b", node="node-b", hit_blocks=50)
+
+    decision = choose(1_000, BLOCK_TOKENS, [IDLE, holder], first)
+
+    assert (decision.worker, decision.hit_blocks, decision.pull_blocks) == ("b", 50, 0)
+
+
+def test_a_busy_holder_loses_to_an_idle_worker_that_pulls():
+    busy = replace(IDLE, worker="b", hit_blocks=60, queued_tokens=50_000, queued_requests=9)
+    puller = replace(IDLE, sources=[source(60)])
+
+    decision = choose(1_000, BLOCK_TOKENS, [busy, puller], first)
+
+    assert (decision.worker, decision.pull_blocks, decision.source) == ("a", 60, source(60))
+
+
+def test_a_slow_link_is_not_used():
+    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[source(60, SLOW)]))
+
+    assert decision.pull_blocks == 0
+    assert decision.source is None
+
+
+def test_a_shorter_prefix_over_a_fast_link_beats_a_longer_one_over_a_slow_link():
+    near, far = source(50), source(60, SLOW, "node-far")
+
+    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[far, near]))
+
+    assert decision.source == near
+
+
+def test_what_the_node_has_is_not_pulled():
+    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, hit_blocks=20, sources=[source(50)]))
+
+    assert (decision.hit_blocks, decision.pull_blocks) == (20, 30)
+
+
+def test_a_node_is_no_source_for_itself():
+    own = source(50, node="node-a")
+
+    assert best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[own])).source is None
+
+
+@pytest.mark.parametrize(("tokens", "usable"), [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
+def test_the_last_token_is_always_computed(tokens, usable):
+    decision = best_for(tokens, BLOCK_TOKENS, replace(IDLE, hit_blocks=99))
+
+    assert decision.hit_blocks == usable
+
+
+def test_a_pull_that_the_queue_hides_costs_nothing():
+    link = LinkSpeed(bytes_per_s=1e4, setup_s=0.0)  # a block takes 0.1 s to pull, 16 ms to compute
+    waiting = replace(IDLE, queued_tokens=2_000, queued_requests=1, sources=[source(60, link)])
+
+    decision = best_for(1_000, BLOCK_TOKENS, waiting)
+
+    assert decision.pull_blocks == 20
+    assert decision.pull_s <= decision.queue_s
+
+
+def test_equal_workers_are_drawn_at_random():
+    others = [replace(IDLE, worker=name) for name in "abcd"]
+    draw = random.Random(1).randrange
+
+    chosen = {choose(100, BLOCK_TOKENS, others, draw).worker for _ in range(100)}
+
+    assert chosen == set("abcd")
+
+
+@given(
+    hit=st.integers(0, 80),
+    held=st.integers(0, 80),
+    tokens=st.integers(1, 1_000),
+    queued=st.integers(0, 5_000),
+    speed=st.floats(1e3, 1e8),
+    c2=st.floats(0, 5),
+)
+def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, speed, c2):
+    model = replace(first_guess(1_000), coefficients=(0.01, 1.0, c2))
+    link = LinkSpeed(bytes_per_s=speed, setup_s=0.01)
+    candidate = replace(
+        IDLE,
+        prefill=model,
+        hit_blocks=hit,
+        queued_tokens=queued,
+        queued_requests=int(queued > 0),
+        sources=[source(held, link)],
+    )
+    usable = (tokens - 1) // BLOCK_TOKENS
+    hit = min(hit, usable)
+
+    decision = best_for(tokens, BLOCK_TOKENS, candidate)
+
+    others = [
+        total_s(model, decision.queue_s, tokens, hit, pulled, link)
+        for pulled in range(max(0, min(held, usable) - hit) + 1)
+    ]
+    # The best real number may lie between two blocks: allow the step of one block
+    step = pull_seconds(IDLE.block_bytes, replace(link, setup_s=0.0))
+    assert decision.total_s <= min(others) + step + 1e-9
+
+
+def total_s(model: PrefillModel, queue_s, tokens, hit, pulled, link):
+    pull_s = pull_seconds(pulled * IDLE.block_bytes, link)
+    return max(queue_s, pull_s) + model.seconds(tokens, (hit + pulled) * BLOCK_TOKENS)

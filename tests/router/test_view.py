@@ -1,0 +1,177 @@
+"""The view answers as the index would, and knows some things before it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixfleet.router.view import ASSUMED_S, MAX_ASSUMED_BLOCKS, SUSPECT_S, View
+from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
+
+A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
+
+
+def chain(length, salt=0):
+    return [bytes([salt, i % 256, i // 256]).ljust(16, b"\7") for i in range(length)]
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def view(clock):
+    view = View(clock)
+    for member in (A, B, C):
+        view.apply(IndexEvent("join", member))
+    return view
+
+
+def publish(view, member, blocks):
+    view.apply(IndexEvent("publish", member, tuple(blocks)))
+
+
+def test_every_node_is_found_with_its_own_length(view):
+    blocks = chain(300)
+    for member, length in ((A, 300), (B, 1), (C, 257)):
+        publish(view, member, blocks[:length])
+
+    assert view.leading(blocks) == {"a": 300, "b": 1, "c": 257}
+    assert view.leading(blocks[:100]) == {"a": 100, "b": 1, "c": 100}
+    assert view.leading(chain(5, salt=9)) == {}
+    assert view.leading([]) == {}
+
+
+@given(st.lists(st.integers(0, 40), min_size=3, max_size=3), st.integers(0, 40))
+def test_lengths_are_exact_for_any_holdings(lengths, asked):
+    view = View(lambda: 0.0)
+    blocks = chain(40)
+    for member, length in zip((A, B, C), lengths, strict=True):
+        view.apply(IndexEvent("join", member))
+        publish(view, member, blocks[:length])
+
+    expected = {m.node: min(n, asked) for m, n in zip((A, B, C), lengths, strict=True)}
+    assert view.leading(blocks[:asked]) == {node: n for node, n in expected.items() if n}
+
+
+def test_withdrawn_blocks_are_gone_and_leave_nothing_behind(view):
+    publish(view, A, chain(10))
+    view.apply(IndexEvent("withdraw", A, tuple(chain(10)[4:])))
+
+    assert view.leading(chain(10)) == {"a": 4}
+    assert len(view) == 4
+
+
+def test_withdrawing_what_was_never_held_changes_nothing(view):
+    view.apply(IndexEvent("withdraw", A, tuple(chain(3))))
+
+    assert len(view) == 0
+
+
+def test_a_node_that_left_matches_nothing_and_neither_does_the_next_in_its_slot(view):
+    publish(view, A, chain(10))
+    publish(view, B, chain(4))
+    view.apply(IndexEvent("leave", A))
+
+    assert view.leading(chain(10)) == {"b": 4}
+
+    view.apply(IndexEvent("join", Membership("new", 9, A.slot)))
+
+    assert view.leading(chain(10)) == {"b": 4}
+
+
+def test_a_node_that_joined_again_starts_empty_and_its_old_life_changes_nothing(view):
+    publish(view, A, chain(10))
+    again = Membership("a", 8, 5)
+    view.apply(IndexEvent("join", again))
+    publish(view, A, chain(10))
+
+    assert view.leading(chain(10)) == {}
+
+    publish(view, again, chain(3))
+    view.apply(IndexEvent("leave", A))
+
+    assert view.leading(chain(10)) == {"a": 3}
+
+
+def test_events_of_unknown_nodes_are_ignored(view):
+    publish(view, Membership("x", 1, 9), chain(3))
+    view.apply(IndexEvent("leave", Membership("x", 1, 9)))
+
+    assert len(view) == 0
+
+
+def test_a_snapshot_replaces_everything(view):
+    publish(view, A, chain(10))
+    fields = {block[:FIELD_BYTES]: 0b10 for block in chain(2)}
+
+    view.load(Snapshot((B,), fields, "0-1"))
+
+    assert view.leading(chain(10)) == {"b": 2}
+    assert set(view.members) == {"b"}
+
+
+def test_members_whose_lease_ended_are_forgotten(view):
+    publish(view, A, chain(3))
+    publish(view, B, chain(3))
+
+    view.keep_only([B, C])
+
+    assert view.leading(chain(3)) == {"b": 3}
+
+
+def test_a_node_that_failed_before_our_eyes_matches_nothing_for_a_while(view, clock):
+    publish(view, A, chain(3))
+    view.suspect("a")
+
+    assert view.leading(chain(3)) == {}
+
+    clock.now += SUSPECT_S
+
+    assert view.leading(chain(3)) == {"a": 3}
+
+
+def test_a_prompt_just_routed_counts_until_it_is_old(view, clock):
+    view.assume("a", chain(20))
+
+    assert view.expected(chain(30)) == {"a": 20}
+    assert view.expected(chain(7)) == {"a": 7}
+    assert view.expected(chain(7, salt=1)) == {}
+
+    clock.now += 2 * ASSUMED_S
+
+    assert view.expected(chain(30)) == {}
+
+
+def test_a_prompt_that_keeps_coming_keeps_counting(view, clock):
+    for _ in range(5):
+        view.assume("a", chain(20))
+        clock.now += ASSUMED_S * 0.9
+
+        assert view.expected(chain(20)) == {"a": 20}
+
+
+def test_assumptions_end_with_the_life_of_the_node(view):
+    for forget in (
+        lambda: view.suspect("a"),
+        lambda: view.apply(IndexEvent("join", Membership("a", 50, 3))),
+        lambda: view.apply(IndexEvent("leave", Membership("a", 50, 3))),
+    ):
+        view.assume("a", chain(20))
+        forget()
+
+        assert view.expected(chain(20)) == {}
+
+
+def test_assumptions_are_bounded(view):
+    for i in range(0, 2 * MAX_ASSUMED_BLOCKS, 10_000):
+        view.assume("a", [(i + k).to_bytes(16) for k in range(10_000)])
+
+    assert len(view._assumed["a"].young) <= MAX_ASSUMED_BLOCKS + 10_000

@@ -49,7 +49,7 @@ class Namespace:
 
     def digest(self, key: bytes) -> bytes:
         """Keyed digest of the record, ``DIGEST_BYTES`` long. ``key`` is the cluster secret."""
-        return _digest(b"namespace", dataclasses.astuple(self), key)
+        return _digest(b"namespace", dataclasses.astuple(self), hash_key(key))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,7 @@ class Scope:
 def chain_root(namespace: bytes, scope: Scope, key: bytes) -> bytes:
     """Root of every prefix chain of a request: digest of (namespace digest, scope).
 
+    ``key`` comes from `hash_key`, as in `extend_chain`: an engine knows that, never the secret.
     Fields are encoded with their names, so that a LoRA called like a salt stays different.
     """
     return _digest(b"root", (namespace, "lora", scope.lora, "salt", scope.salt), key)
@@ -76,7 +77,7 @@ def _digest(kind: bytes, values: tuple[object, ...], key: bytes) -> bytes:
     packed: bytes = msgpack.packb(values, use_bin_type=True)
     # `person` separates the uses of one key, so that a digest of one kind is never one of another
     return hashlib.blake2b(
-        packed, digest_size=DIGEST_BYTES, key=hash_key(key), person=kind.ljust(16, b"\0")
+        packed, digest_size=DIGEST_BYTES, key=key, person=kind.ljust(16, b"\0")
     ).digest()
 
 

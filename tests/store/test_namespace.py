@@ -41,7 +41,7 @@ OTHER_VALUES = {
 
 
 def chain_of(namespace=BASE, scope=None, secret=SECRET, extras=None):
-    root = chain_root(namespace.digest(secret), scope or Scope(), secret)
+    root = chain_root(namespace.digest(secret), scope or Scope(), hash_key(secret))
     return extend_chain(root, TOKENS, 32, hash_key(secret), extras)
 
 

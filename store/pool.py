@@ -1,0 +1,380 @@
+"""`SlotPool`: which block lies in which slot of a node's DRAM pool, and who forbids its eviction.
+
+Numbers only: no bytes, no I/O. A block is *reserved* (being written), then *resident* (whole,
+matched), then *leaving* (on its way out of the index, no longer matched), then gone. Resident
+blocks always form unbroken chains from a root.
+"""
+
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
+from prefixfleet.store.eviction import EvictionOrder
+from prefixfleet.store.slot_tree import ORPHAN, ROOT, SlotTree
+
+NO_SLOT = -1
+
+
+_FREE, _RESERVED, _RESIDENT, _LEAVING, _GONE, _QUARANTINED = range(6)
+"""States of a slot. Gone: withdrawn and forgotten, but a pin still reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Slots by what they are used for. All but ``pinned`` add up to the size of the pool."""
+
+    free: int
+    resident: int
+    reserved: int
+    leaving: int
+    quarantined: int
+    pinned: int  # resident or leaving, and read by somebody
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Blocks on their way out: withdraw ``hashes`` from the index, then `SlotPool.free` this,
+    once, whatever the withdrawal did (in a ``finally``)."""
+
+    hashes: tuple[BlockHash, ...]
+    slots: tuple[int, ...]
+
+
+class SlotPool:
+    """The books of one pool of ``num_slots`` slots.
+
+    Owned by the node daemon's event loop; not thread-safe. Takes about 60 bytes a slot, and a
+    dict entry a block.
+    """
+
+    def __init__(self, num_slots: int, order: EvictionOrder, clock: Callable[[], float]) -> None:
+        self.num_slots = num_slots
+        self._order = order
+        self._clock = clock
+        self._slot_of: dict[BlockHash, int] = {}  # parents always before their children
+        self._hash: list[BlockHash] = [b""] * num_slots
+        self._head: list[BlockHash] = [b""] * num_slots
+        self._state = bytearray(num_slots)
+        self._pins = array("I", [0]) * num_slots
+        self._offered = bytearray(num_slots)
+        self._tree = SlotTree(num_slots)
+        self._free = array("i", range(num_slots - 1, -1, -1))
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that `reserve` can hand out now."""
+        return len(self._free)
+
+    def match(self, chain: Sequence[BlockHash]) -> int:
+        """Number of leading blocks of ``chain`` that are resident."""
+        return len(self._run(chain))
+
+    def pin(self, hashes: Sequence[BlockHash]) -> "Pin":
+        """Keep the leading resident run of ``hashes`` in place until the pin is released.
+
+        You *must* release it; it is a context manager. Pinning counts as a use of each block.
+        """
+        now = self._clock()
+        slots = self._run(hashes)
+        for slot in slots:
+            self._pins[slot] += 1
+            self._order.touch(slot, now=now)
+            if self._offered[slot]:
+                self._review(slot)
+        return Pin(self, tuple(hashes[: len(slots)]), tuple(slots))
+
+    def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> "Reservation":
+        """Free slots for ``hashes``, a chain that follows ``parent`` (empty at the root).
+
+        Slots are aligned with ``hashes``: -1 for a block that is resident or reserved already,
+        and for all from the first one on that cannot be had (no slot is free, the parent is not
+        here, the block is leaving). Pin the parent first, or it may be evicted meanwhile.
+        """
+        slots = [NO_SLOT] * len(hashes)
+        above = ROOT if parent == b"" else self._slot_of.get(parent, ORPHAN)
+        for i, block in enumerate(hashes):
+            if above != ROOT and not self._may_be_followed(above):
+                break
+            slot = self._slot_of.get(block)
+            if slot is None:
+                if not self._free:
+                    break
+                slot = slots[i] = self._occupy(block, above)
+            above = slot
+        return Reservation(self, tuple(hashes), tuple(slots))
+
+    def choose_victims(self, count: int) -> Victims:
+        """Up to ``count`` blocks that leave, leaf first, in the pool's eviction order.
+
+        Never a pinned block, nor one that others follow. Fewer come back when no more may go.
+        """
+        slots: list[int] = []
+        now = self._clock()
+        while len(slots) < count and (slot := self._order.first(now=now)) is not None:
+            self._leave(slot)
+            slots.append(slot)
+        return self._victims(slots)
+
+    def drop(self, block: BlockHash) -> Victims:
+        """A corrupt block and every resident block after it leave, also where they are pinned.
+
+        Nobody is given their slots before the last pin is released.
+        """
+        slot = self._slot_of.get(block)
+        if slot is None or self._state[slot] != _RESIDENT:
+            return Victims((), ())
+        doomed = [s for s in self._tree.subtree(slot) if self._state[s] == _RESIDENT]
+        doomed.reverse()  # leaf first
+        for member in doomed:
+            self._leave(member)
+        return self._victims(doomed)
+
+    def free(self, victims: Victims) -> None:
+        """Give the slots of ``victims`` away. Call it once, after they are withdrawn."""
+        for block, slot in zip(victims.hashes, victims.slots, strict=True):
+            assert self._state[slot] == _LEAVING, f"slot {slot} was freed already"
+            assert self._hash[slot] == block, f"slot {slot} holds another block"
+            self._forget(slot, _GONE if self._pins[slot] else _FREE)
+
+    def release_quarantine(self, slots: Iterable[int]) -> None:
+        """Give slots away that `Reservation.quarantine` put aside: nothing writes there now."""
+        for slot in slots:
+            assert self._state[slot] == _QUARANTINED, f"slot {slot} is not in quarantine"
+            self._set_free(slot)
+
+    def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
+        """Blocks of the pool, leaving ones too, grouped by the head of their index segment."""
+        groups: dict[BlockHash, list[BlockHash]] = {}
+        for block in hashes:
+            if (slot := self._slot_of.get(block)) is not None:
+                groups.setdefault(self._head[slot], []).append(block)
+        return groups
+
+    def resident(self) -> Iterator[tuple[BlockHash, BlockHash]]:
+        """Every resident block with its segment's head, parents first. Use it up before the
+        pool changes."""
+        for block, slot in self._slot_of.items():
+            if self._state[slot] == _RESIDENT:
+                yield block, self._head[slot]
+
+    def counts(self) -> PoolCounts:
+        """How many slots are in which state."""
+        return PoolCounts(
+            free=len(self._free),
+            resident=self._state.count(_RESIDENT),
+            reserved=self._state.count(_RESERVED),
+            leaving=self._state.count(_LEAVING) + self._state.count(_GONE),
+            quarantined=self._state.count(_QUARANTINED),
+            pinned=self.num_slots - self._pins.count(0),
+        )
+
+    def check(self) -> None:
+        """Prove that no slot is lost or used twice and that resident blocks form chains.
+
+        Raises:
+            AssertionError: a fault of this class.
+        """
+        free = Counter(self._free)
+        for slot in range(self.num_slots):
+            state = self._state[slot]
+            assert free[slot] == (state == _FREE), f"slot {slot}: state {state}, free list differs"
+            assert self._offered[slot] == self._evictable(slot), f"slot {slot}: order not told"
+            if self._pins[slot]:
+                assert state in (_RESIDENT, _LEAVING, _GONE), f"slot {slot}"
+            known = state in (_RESERVED, _RESIDENT, _LEAVING)
+            assert known == (self._slot_of.get(self._hash[slot]) == slot), (
+                f"slot {slot}: state {state}"
+            )
+            self._check_place(slot, state)
+        counts = self.counts()
+        total = counts.free + counts.resident + counts.reserved + counts.leaving
+        assert total + counts.quarantined == self.num_slots
+        assert len(self._slot_of) == sum(
+            self._state.count(s) for s in (_RESERVED, _RESIDENT, _LEAVING)
+        )
+
+    def _check_place(self, slot: int, state: int) -> None:
+        parent = self._tree.parent(slot)
+        if state not in (_RESERVED, _RESIDENT):
+            assert parent == ORPHAN, f"slot {slot}: still in the tree"
+            assert self._tree.is_leaf(slot), f"slot {slot}: still has children"
+            return
+        if parent >= 0:
+            assert self._may_be_followed(parent), f"slot {slot}: parent {parent} is gone"
+            assert slot in self._tree.children(parent)
+            assert self._tree.depth(slot) == self._tree.depth(parent) + 1
+        if state == _RESIDENT:
+            assert parent == ROOT or self._state[parent] == _RESIDENT, f"slot {slot}: hole"
+
+    def _run(self, hashes: Sequence[BlockHash]) -> list[int]:
+        """Slots of the leading resident blocks."""
+        slots: list[int] = []
+        for block in hashes:
+            slot = self._slot_of.get(block, NO_SLOT)
+            if slot == NO_SLOT or self._state[slot] != _RESIDENT:
+                break
+            slots.append(slot)
+        return slots
+
+    def _may_be_followed(self, slot: int) -> bool:
+        return slot >= 0 and self._state[slot] in (_RESIDENT, _RESERVED)
+
+    def _evictable(self, slot: int) -> bool:
+        return self._state[slot] == _RESIDENT and not self._pins[slot] and self._tree.is_leaf(slot)
+
+    def _review(self, slot: int) -> None:
+        """Tell the order whether the block may go, if that changed."""
+        evictable = self._evictable(slot)
+        if evictable != self._offered[slot]:
+            self._offered[slot] = evictable
+            (self._order.offer if evictable else self._order.retract)(slot)
+
+    def _occupy(self, block: BlockHash, parent: int) -> int:
+        slot = self._free.pop()
+        self._slot_of[block] = slot
+        self._hash[slot] = block
+        self._state[slot] = _RESERVED
+        self._tree.add(slot, parent)
+        if self._tree.depth(slot) % SEGMENT_BLOCKS == 0:
+            self._head[slot] = block
+        else:
+            self._head[slot] = self._head[parent]
+        if parent != ROOT:
+            self._review(parent)
+        return slot
+
+    def _commit(self, slot: int) -> bool:
+        parent = self._tree.parent(slot)
+        if parent != ROOT and (parent == ORPHAN or self._state[parent] != _RESIDENT):
+            self._abandon(slot, _FREE)
+            return False
+        self._state[slot] = _RESIDENT
+        self._order.insert(
+            slot,
+            self._hash[slot],
+            parent=b"" if parent == ROOT else self._hash[parent],
+            position=self._tree.depth(slot),
+            now=self._clock(),
+        )
+        self._review(slot)
+        return True
+
+    def _abandon(self, slot: int, after: int) -> None:
+        """Take a reserved slot back; ``after`` is FREE or QUARANTINED."""
+        self._cut(slot)
+        self._forget(slot, after)
+
+    def _leave(self, slot: int) -> None:
+        self._state[slot] = _LEAVING
+        self._review(slot)
+        self._order.remove(slot)
+        self._cut(slot)
+
+    def _cut(self, slot: int) -> None:
+        parent = self._tree.remove(slot)
+        if parent >= 0:
+            self._review(parent)
+
+    def _forget(self, slot: int, after: int) -> None:
+        del self._slot_of[self._hash[slot]]
+        self._hash[slot] = self._head[slot] = b""
+        self._state[slot] = after
+        if after == _FREE:
+            self._set_free(slot)
+
+    def _set_free(self, slot: int) -> None:
+        self._state[slot] = _FREE
+        self._free.append(slot)
+
+    def _unpin(self, slot: int) -> None:
+        self._pins[slot] -= 1
+        if self._pins[slot]:
+            return
+        if self._state[slot] == _GONE:
+            self._set_free(slot)
+        else:
+            self._review(slot)
+
+    def _victims(self, slots: Sequence[int]) -> Victims:
+        return Victims(tuple(self._hash[slot] for slot in slots), tuple(slots))
+
+
+class Pin:
+    """Blocks that stay in place until `release`. Owned by who asked for it."""
+
+    __slots__ = ("_pool", "hashes", "slots")
+
+    def __init__(
+        self, pool: SlotPool, hashes: tuple[BlockHash, ...], slots: tuple[int, ...]
+    ) -> None:
+        self._pool: SlotPool | None = pool
+        self.hashes = hashes
+        self.slots = slots
+
+    def release(self) -> None:
+        """Let them go; repeated calls do nothing."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            for slot in self.slots:
+                pool._unpin(slot)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+class Reservation:
+    """Slots for blocks that are being written. Owned by who asked for it; its end as a context
+    manager abandons what was not committed. -1 in ``slots`` means: not yours to write."""
+
+    __slots__ = ("_open", "_pool", "hashes", "slots")
+
+    def __init__(
+        self, pool: SlotPool, hashes: tuple[BlockHash, ...], slots: tuple[int, ...]
+    ) -> None:
+        self._pool = pool
+        self.hashes = hashes
+        self.slots = slots
+        self._open = {b: s for b, s in zip(hashes, slots, strict=True) if s != NO_SLOT}
+
+    def commit(self, block: BlockHash) -> bool:
+        """The slot holds the whole block: it becomes resident. False, and the slot is given
+        back, when its parent is not resident; False too for a block that is not held here."""
+        slot = self._open.pop(block, NO_SLOT)
+        return slot != NO_SLOT and self._pool._commit(slot)
+
+    def abandon(self, block: BlockHash) -> None:
+        """Give the slot back unused."""
+        if (slot := self._open.pop(block, NO_SLOT)) != NO_SLOT:
+            self._pool._abandon(slot, _FREE)
+
+    def quarantine(self, block: BlockHash) -> int:
+        """Put the slot aside until `SlotPool.release_quarantine`: something may still write
+        there. Returns the slot, -1 for a block that is not held here."""
+        slot = self._open.pop(block, NO_SLOT)
+        if slot != NO_SLOT:
+            self._pool._abandon(slot, _QUARANTINED)
+        return slot
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for block in reversed(list(self._open)):
+            self.abandon(block)

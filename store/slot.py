@@ -71,15 +71,45 @@ def verify(
     Raises:
         CorruptBlock: magic, namespace, hash, length, shard or checksum differ.
     """
+    header = _header(slot, layout, shard)
+    _prove(header, layout.payload(slot, shard), _expected(layout, namespace, block, shard))
+
+
+def copy_out(
+    slot: memoryview,
+    layout: SlotLayout,
+    namespace: bytes,
+    block: BlockHash,
+    shard: int,
+    target: memoryview,
+) -> None:
+    """Copy a shard's payload into ``target``, then prove the copy.
+
+    A slot that is written meanwhile, because its pin was lost, can spoil the copy but not pass.
+
+    Raises:
+        CorruptBlock: as `verify`.
+    """
+    header = _header(slot, layout, shard)
+    target[:] = layout.payload(slot, shard)
+    _prove(header, target, _expected(layout, namespace, block, shard))
+
+
+def _header(slot: memoryview, layout: SlotLayout, shard: int) -> bytes:
     start = shard * layout.shard_bytes
-    got = _HEADER.unpack(slot[start : start + HEADER_BYTES])
-    expected = (_MAGIC, namespace, block, layout.payload_bytes, shard, layout.shards)
+    return bytes(slot[start : start + HEADER_BYTES])
+
+
+def _expected(
+    layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int
+) -> tuple[object, ...]:
+    return (_MAGIC, namespace, block, layout.payload_bytes, shard, layout.shards)
+
+
+def _prove(header: bytes, payload: memoryview, expected: tuple[object, ...]) -> None:
+    got = _HEADER.unpack(header)
     if (*got[:4], *got[5:]) != expected:
-        raise CorruptBlock(
-            f"slot header of block {block.hex()}, shard {shard}: got {got}, expected {expected}"
-        )
-    checksum = xxhash.xxh3_64_intdigest(layout.payload(slot, shard))
+        raise CorruptBlock(f"slot header: got {got}, expected {expected}")
+    checksum = xxhash.xxh3_64_intdigest(payload)
     if checksum != got[4]:
-        raise CorruptBlock(
-            f"block {block.hex()}, shard {shard}: checksum {checksum:#x}, header says {got[4]:#x}"
-        )
+        raise CorruptBlock(f"slot {expected}: checksum {checksum:#x}, header says {got[4]:#x}")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixfleet.store.errors import ConfigError, CorruptBlock
-from prefixfleet.store.slot import ALIGN_BYTES, HEADER_BYTES, SlotLayout, seal, verify
+from prefixfleet.store.slot import ALIGN_BYTES, HEADER_BYTES, SlotLayout, copy_out, seal, verify
 
 NAMESPACE, BLOCK = b"n" * 16, b"b" * 16
 LAYOUT = SlotLayout(payload_bytes=100, shards=2)
@@ -54,6 +54,23 @@ def test_any_flipped_byte_of_header_or_payload_is_found(shard, offset, flip):
 def test_a_slot_of_another_identity_is_refused(namespace, block, layout):
     with pytest.raises(CorruptBlock):
         verify(sealed_slot(), layout, namespace, block)
+
+
+def test_a_copy_is_proved_by_itself():
+    slot = sealed_slot()
+    target = memoryview(bytearray(LAYOUT.payload_bytes))
+
+    copy_out(slot, LAYOUT, NAMESPACE, BLOCK, 1, target)
+
+    assert target == LAYOUT.payload(slot, 1)
+
+
+def test_a_copy_of_a_damaged_slot_does_not_pass():
+    slot = sealed_slot()
+    LAYOUT.payload(slot, 1)[7] ^= 1
+
+    with pytest.raises(CorruptBlock):
+        copy_out(slot, LAYOUT, NAMESPACE, BLOCK, 1, memoryview(bytearray(LAYOUT.payload_bytes)))
 
 
 def test_shards_do_not_stand_in_for_each_other():

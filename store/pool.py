@@ -107,6 +107,22 @@ class SlotPool:
             above = slot
         return Reservation(self, tuple(hashes), tuple(slots))
 
+    def restore(self, blocks: Iterable[tuple[int, BlockHash, BlockHash]]) -> None:
+        """Fill an empty pool with blocks that lie in known slots: (slot, hash, parent), each
+        parent before its children. They are resident afterwards."""
+        assert not self._slot_of, "only an empty pool can be restored"
+        taken = bytearray(self.num_slots)
+        for slot, block, parent in blocks:
+            assert not taken[slot], f"slot {slot} is named twice"
+            taken[slot] = True
+            self._enter(slot, block, ROOT if parent == b"" else self._slot_of[parent])
+            self._commit(slot)
+        self._free = array("i", (s for s in range(self.num_slots - 1, -1, -1) if not taken[s]))
+
+    def position(self, slot: int) -> int:
+        """Place in its chain of the block in ``slot``; 0 at the root."""
+        return self._tree.depth(slot)
+
     def choose_victims(self, count: int) -> Victims:
         """Up to ``count`` blocks that leave, leaf first, in the pool's eviction order.
 
@@ -235,6 +251,10 @@ class SlotPool:
 
     def _occupy(self, block: BlockHash, parent: int) -> int:
         slot = self._free.pop()
+        self._enter(slot, block, parent)
+        return slot
+
+    def _enter(self, slot: int, block: BlockHash, parent: int) -> None:
         self._slot_of[block] = slot
         self._hash[slot] = block
         self._state[slot] = _RESERVED
@@ -245,7 +265,6 @@ class SlotPool:
             self._head[slot] = self._head[parent]
         if parent != ROOT:
             self._review(parent)
-        return slot
 
     def _commit(self, slot: int) -> bool:
         parent = self._tree.parent(slot)

@@ -1,0 +1,240 @@
+"""`SsdTier`: the blocks that a node keeps on disk. Books in a `SlotPool`, bytes in `SlotFiles`.
+
+The tier never waits for a disk on the event loop, and never takes the node down: a full or failing
+disk stops the writes for a while, says why in `stats`, and everything that cannot be read is a
+miss. What it says it holds, it verifies when it is read.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import CorruptBlock
+from prefixfleet.store.eviction import EvictionOrder
+from prefixfleet.store.pool import Reservation, SlotPool, Victims
+from prefixfleet.store.slot import verify
+from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+
+log = logging.getLogger(__name__)
+
+READ_THREADS = 4
+RETRY_S = 60.0
+"""Seconds without writes after the disk failed."""
+DAY_S = 86_400.0
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class DiskWrite:
+    """One block to keep: ``slot`` is its whole slot, which the caller keeps in place meanwhile."""
+
+    block: BlockHash
+    parent: BlockHash
+    slot: memoryview
+
+
+class WearBudget:
+    """Bytes that may be written a day, as a bucket that fills evenly and holds one hour's worth.
+
+    Owned by its tier. ``None`` is no limit.
+    """
+
+    def __init__(self, bytes_per_day: int | None, clock: Callable[[], float]) -> None:
+        self._rate = None if bytes_per_day is None else bytes_per_day / DAY_S
+        self._clock = clock
+        self._left = self._full = 0.0 if self._rate is None else self._rate * 3600
+        self._at = clock()
+
+    def take(self, size: int) -> bool:
+        """Whether ``size`` bytes may be written now; they are counted if so."""
+        if self._rate is None:
+            return True
+        now = self._clock()
+        self._left = min(self._full, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if size > self._left:
+            return False
+        self._left -= size
+        return True
+
+
+class SsdTier:
+    """Owned by the node daemon's event loop. `open` recovers, `close` ends the threads.
+
+    ``evicted`` is told of blocks that leave the disk, before their slots are used again.
+    """
+
+    def __init__(
+        self,
+        files: SlotFiles,
+        namespace: bytes,
+        order: EvictionOrder,
+        *,
+        budget: WearBudget,
+        evicted: Callable[[Sequence[BlockHash]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._namespace = namespace
+        self._pool = SlotPool(files.num_slots, order, clock)
+        self._budget = budget
+        self._evicted = evicted
+        self._clock = clock
+        self._writer = ThreadPoolExecutor(1, "ssd-write")
+        self._readers = ThreadPoolExecutor(READ_THREADS, "ssd-read")
+        self._degraded = ""
+        self._retry_at = 0.0
+        self._counts: Counter[str] = Counter()
+
+    async def open(self) -> int:
+        """Bring back what the disk holds; returns the number of blocks. Raises `ConfigError`."""
+        found = await self._run(self._writer, self._files.recover)
+        self._pool.restore((e.slot, e.block, e.parent) for e in found)
+        return len(found)
+
+    async def close(self) -> None:
+        """Finish what is being written, then close the files."""
+        await self._run(self._writer, self._files.close)
+        self._writer.shutdown()
+        self._readers.shutdown()
+
+    def match(self, chain: Sequence[BlockHash]) -> int:
+        """Number of leading blocks of ``chain`` that are on disk."""
+        return self._pool.match(chain)
+
+    def holds(self, block: BlockHash) -> bool:
+        """Whether this block is on disk."""
+        return self._pool.match([block]) == 1
+
+    def resident(self) -> Iterator[tuple[BlockHash, BlockHash]]:
+        """Every block with its segment's head, parents first."""
+        return self._pool.resident()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether writes are tried now; False for a while after the disk failed."""
+        return not self._degraded or self._clock() >= self._retry_at
+
+    async def store(self, writes: Sequence[DiskWrite]) -> list[BlockHash]:
+        """Write these blocks, a parent before its children; returns those that are committed.
+
+        Fewer come back when the parent is not on disk, the wear budget is used up, no slot can
+        be had, or the disk fails.
+        """
+        if not self.accepts:
+            self._counts["refused_degraded"] += len(writes)
+            return []
+        self._make_room(len(writes))
+        reserved: list[tuple[DiskWrite, Reservation]] = []
+        for write in writes:
+            reservation = self._pool.reserve(write.parent, [write.block])
+            if reservation.slots[0] < 0:
+                continue
+            if not self._budget.take(self._files.layout.slot_bytes):
+                reservation.abandon(write.block)
+                self._counts["refused_wear"] += 1
+                continue
+            reserved.append((write, reservation))
+        return await self._write(reserved)
+
+    async def load(self, hashes: Sequence[BlockHash], targets: Sequence[memoryview]) -> int:
+        """Read ``hashes[i]`` into ``targets[i]``, verified; returns how many leading ones came.
+
+        A block that cannot be read or is not what it should be leaves the tier.
+        """
+        with self._pool.pin(hashes) as pin:
+            reads = [
+                self._run(self._readers, self._read, slot, block, target)
+                for block, slot, target in zip(pin.hashes, pin.slots, targets, strict=False)
+            ]
+            results = await asyncio.gather(*reads, return_exceptions=True)
+        for i, result in enumerate(results):
+            if isinstance(result, CorruptBlock | OSError):
+                reason = "corrupt" if isinstance(result, CorruptBlock) else "read_error"
+                self._counts[reason] += 1
+                log.warning("ssd tier: block %s dropped: %s", pin.hashes[i].hex(), result)
+                self.drop(pin.hashes[i])
+                return i
+            if isinstance(result, BaseException):
+                raise result
+        self._counts["read_blocks"] += len(results)
+        return len(results)
+
+    def drop(self, block: BlockHash) -> None:
+        """This block, and all that follow it on the disk, leave the tier."""
+        self._leave(self._pool.drop(block))
+
+    def stats(self) -> dict[str, Any]:
+        """Figures for status: slots, bytes, counters, and why writes are stopped, if they are."""
+        counts = self._pool.counts()
+        return {
+            "slots": self._pool.num_slots,
+            "blocks": counts.resident,
+            "bytes": counts.resident * self._files.layout.slot_bytes,
+            "direct_io": self._files.direct,
+            "degraded": "" if self.accepts else self._degraded,
+            **self._counts,
+        }
+
+    def check(self) -> None:
+        """Prove the books; see `SlotPool.check`."""
+        self._pool.check()
+
+    async def _write(self, reserved: list[tuple[DiskWrite, Reservation]]) -> list[BlockHash]:
+        if not reserved:
+            return []
+        blocks = [
+            (
+                DiskBlock(r.slots[0], w.block, w.parent, self._pool.position(r.slots[0])),
+                w.slot,
+            )
+            for w, r in reserved
+        ]
+        try:
+            await self._run(self._writer, self._files.write, blocks)
+        except OSError as error:
+            for write, reservation in reserved:
+                reservation.abandon(write.block)
+            self._fail(error)
+            return []
+        if self._degraded:
+            log.warning("ssd tier: writing again after: %s", self._degraded)
+            self._degraded = ""
+        done = [w.block for w, reservation in reserved if reservation.commit(w.block)]
+        self._counts["written_blocks"] += len(done)
+        self._counts["written_bytes"] += len(done) * self._files.layout.slot_bytes
+        return done
+
+    def _fail(self, error: OSError) -> None:
+        self._counts["write_error"] += 1
+        self._retry_at = self._clock() + RETRY_S
+        if not self._degraded:
+            log.error("ssd tier: no writes for %g s: %s", RETRY_S, error)
+        self._degraded = f"disk: {error}"
+
+    def _make_room(self, count: int) -> None:
+        if (missing := count - self._pool.free_slots) > 0:
+            victims = self._pool.choose_victims(missing)
+            self._counts["evicted_blocks"] += len(victims.hashes)
+            self._leave(victims)
+
+    def _leave(self, victims: Victims) -> None:
+        if victims.hashes:
+            self._files.forget(victims.slots)
+            self._evicted(victims.hashes)
+        self._pool.free(victims)
+
+    def _read(self, slot: int, block: BlockHash, target: memoryview) -> None:
+        self._files.read(slot, target)
+        for shard in range(self._files.layout.shards):
+            verify(target, self._files.layout, self._namespace, block, shard)
+
+    @staticmethod
+    async def _run(pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)

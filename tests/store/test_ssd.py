@@ -1,0 +1,183 @@
+"""The disk tier: what it says it holds it can give back, and a sick disk never hurts the node."""
+
+import asyncio
+import errno
+import mmap
+
+import pytest
+
+from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.slot import SlotLayout, seal, verify
+from prefixfleet.store.slot_files import SlotFiles
+from prefixfleet.store.ssd import DAY_S, RETRY_S, DiskWrite, SsdTier, WearBudget
+
+NAMESPACE = b"n" * 16
+LAYOUT = SlotLayout(payload_bytes=4000)
+CHAIN = [bytes([n + 1]) * 16 for n in range(12)]
+
+
+def slot_memory():
+    return memoryview(mmap.mmap(-1, LAYOUT.slot_bytes))
+
+
+def sealed(block):
+    slot = slot_memory()
+    LAYOUT.payload(slot)[:] = block[:1] * LAYOUT.payload_bytes
+    seal(slot, LAYOUT, NAMESPACE, block)
+    return slot
+
+
+def writes(chain, first=0):
+    return [
+        DiskWrite(block, CHAIN[i - 1] if i else b"", sealed(block))
+        for i, block in enumerate(chain, first)
+    ]
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+class FailingFiles(SlotFiles):
+    """The real files on a disk that can be told to fail."""
+
+    broken = False
+
+    def write(self, blocks):
+        if self.broken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        super().write(blocks)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def make_tier(tmp_path, clock):
+    """Opens tiers over one folder; closes them at the end."""
+    made = []
+
+    async def make(*, num_slots=8, bytes_per_day=None):
+        tier = SsdTier(
+            FailingFiles(tmp_path, LAYOUT, NAMESPACE, num_slots),
+            NAMESPACE,
+            LruOrder(),
+            budget=WearBudget(bytes_per_day, clock),
+            evicted=lambda hashes: tier.gone.extend(hashes),
+            clock=clock,
+        )
+        tier.gone = []
+        await tier.open()
+        made.append(tier)
+        return tier
+
+    yield make
+    for tier in made:
+        tier.check()
+        await tier.close()
+
+
+async def test_blocks_are_read_back_verified(make_tier):
+    tier = await make_tier()
+
+    assert await tier.store(writes(CHAIN[:3])) == CHAIN[:3]
+
+    targets = [slot_memory() for _ in CHAIN[:3]]
+    assert await tier.load(CHAIN[:3], targets) == 3
+    for block, target in zip(CHAIN, targets, strict=False):
+        verify(target, LAYOUT, NAMESPACE, block)
+
+
+async def test_a_restart_brings_the_blocks_back(make_tier):
+    await (await make_tier()).store(writes(CHAIN[:4]))
+
+    again = await make_tier()
+
+    assert again.match(CHAIN) == 4
+    assert [block for block, _ in again.resident()] == CHAIN[:4]
+
+
+async def test_a_block_without_its_parent_is_not_kept(make_tier):
+    """The chain on disk stays unbroken, whatever was left out before."""
+    tier = await make_tier()
+
+    assert await tier.store(writes(CHAIN[2:3], first=2)) == []
+
+
+async def test_a_full_tier_evicts_leaves_and_says_so(make_tier):
+    tier = await make_tier(num_slots=4)
+    await tier.store(writes(CHAIN[:4]))
+
+    other = bytes([99]) * 16
+    await tier.store([DiskWrite(other, b"", sealed(other))])
+
+    assert tier.gone == [CHAIN[3]]
+    assert tier.match(CHAIN) == 3
+    assert tier.holds(other)
+
+
+async def test_a_corrupt_block_is_a_miss_and_leaves_with_its_suffix(make_tier, tmp_path):
+    tier = await make_tier()
+    await tier.store(writes(CHAIN[:4]))
+    (path,) = tmp_path.iterdir()
+    data = bytearray(path.read_bytes())
+    start = data.index(CHAIN[1][:1] * LAYOUT.payload_bytes)
+    data[start + 100] ^= 1
+    path.write_bytes(data)
+
+    targets = [slot_memory() for _ in range(4)]
+    loaded = await tier.load(CHAIN[:4], targets)
+
+    assert loaded == 1
+    assert tier.match(CHAIN) == 1
+    assert tier.gone == CHAIN[1:4][::-1]
+    assert tier.stats()["corrupt"] == 1
+
+
+async def test_a_full_disk_stops_the_writes_for_a_while_and_reads_go_on(make_tier, clock):
+    tier = await make_tier()
+    await tier.store(writes(CHAIN[:2]))
+    tier._files.broken = True
+
+    assert await tier.store(writes(CHAIN[2:4], first=2)) == []
+    assert "No space" in tier.stats()["degraded"]
+    assert await tier.load(CHAIN[:2], [slot_memory(), slot_memory()]) == 2
+    tier._files.broken = False
+    assert await tier.store(writes(CHAIN[2:4], first=2)) == []
+    clock.now += RETRY_S
+    assert await tier.store(writes(CHAIN[2:4], first=2)) == CHAIN[2:4]
+    assert tier.stats()["degraded"] == ""
+
+
+async def test_writes_stop_at_the_wear_budget_and_go_on_with_time(make_tier, clock):
+    """The bucket holds an hour's worth: here two slots."""
+    tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes)
+
+    assert await tier.store(writes(CHAIN[:4])) == CHAIN[:2]
+    assert tier.stats()["refused_wear"] == 1
+    clock.now += DAY_S / 48
+    assert await tier.store(writes(CHAIN[2:3], first=2)) == CHAIN[2:3]
+
+
+async def test_reads_and_writes_at_once_keep_the_books(make_tier):
+    tier = await make_tier(num_slots=6)
+    await tier.store(writes(CHAIN[:3]))
+
+    targets = [slot_memory() for _ in range(3)]
+    results = await asyncio.gather(
+        tier.load(CHAIN[:3], targets),
+        tier.store(writes(CHAIN[3:6], first=3)),
+        tier.load(CHAIN[:3], [slot_memory() for _ in range(3)]),
+        tier.store([DiskWrite(b"x" * 16, b"", sealed(b"x" * 16))]),
+    )
+
+    tier.check()
+    assert results[0] == results[2] == 3
+    for block, target in zip(CHAIN, targets, strict=False):
+        verify(target, LAYOUT, NAMESPACE, block)

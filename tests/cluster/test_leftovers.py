@@ -37,6 +37,7 @@ def start(run):
             env=os.environ | {RUN_VARIABLE: run},
             stdout=subprocess.PIPE,
         )
+        assert process.stdout is not None
         started.append(process)
         process.stdout.readline()
         return process
@@ -44,8 +45,7 @@ def start(run):
     yield start
     for process in started:
         process.kill()
-        process.wait()
-        process.stdout.close()
+        process.communicate()
 
 
 async def test_every_process_of_the_run_ends_and_others_stay(run, start):

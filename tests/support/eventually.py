@@ -1,10 +1,12 @@
 """Waiting for what another process does: bounded polling of a condition, where no event exists."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 
-async def until(condition, timeout_s=30.0):
+async def until(condition: Callable[[], Any], timeout_s: float = 30.0) -> Any:
     """The first true value of ``condition()``, which may be a coroutine function."""
     async with asyncio.timeout(timeout_s):
         while True:
@@ -16,7 +18,7 @@ async def until(condition, timeout_s=30.0):
             await asyncio.sleep(0.01)
 
 
-def alive(pid):
+def alive(pid: int) -> bool:
     """Whether the process runs (a zombie does not)."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()

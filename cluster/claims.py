@@ -1,0 +1,167 @@
+"""Prefixes kept in place for requests: pinned from the engine's question until it is done.
+
+A hint of the router may start one before the engine asks; the engine's own question then joins
+it. Must not know sockets, links or how pulls are made.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from prefixfleet.cluster.pulls import Pulled
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import DeadlineExceeded, Overloaded
+from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.records import PullPlan
+
+EARLY_HOLD_S = 30.0
+"""A prefetched prefix that no engine asked for is let go so long after its pull's deadline."""
+MAX_EARLY = 1024
+"""Hints that may wait for their engine; one more is refused."""
+
+Fetch = Callable[[Sequence[BlockHash], PullPlan, float], Awaitable[Pulled]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What is pinned for a request: the slots of the leading blocks of its chain, in order."""
+
+    slots: tuple[int, ...]
+    pulled: Pulled
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the answer to ``prepare``."""
+        pulled = min(self.pulled.blocks, len(self.slots))
+        return {
+            "blocks": len(self.slots),
+            "slots": list(self.slots),
+            "local": len(self.slots) - pulled,
+            "pulled": pulled,
+            "pulled_bytes": self.pulled.bytes,
+            "pull_s": self.pulled.seconds,
+            "link": self.pulled.link,
+            "failure": self.pulled.failure,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    pin: Pin
+    pulled: Pulled
+    hint: str  # request of the plan, "" without one
+
+
+class Claims:
+    """Pins by (session, request), and prefetches that wait for theirs.
+
+    Owned by the daemon's event loop. ``fetch`` brings blocks of a plan here and never fails.
+    """
+
+    def __init__(self, pool: SlotPool, fetch: Fetch, *, clock: Callable[[], float]) -> None:
+        self._pool = pool
+        self._fetch = fetch
+        self._clock = clock
+        self._held: dict[tuple[int, str], _Claim] = {}
+        self._early: dict[str, asyncio.Task[_Claim]] = {}
+        self.joined_hints = 0
+        self.expired_hints = 0
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def waiting_hints(self) -> int:
+        """Prefetches that no engine has asked for yet."""
+        return len(self._early)
+
+    async def claim(
+        self,
+        owner: tuple[int, str],
+        chain: Sequence[BlockHash],
+        plan: PullPlan | None,
+        deadline: float,
+    ) -> Prepared:
+        """Pin what is here of ``chain``, with what the plan brings by ``deadline``."""
+        self.release(owner)
+        early = self._early.pop(plan.request, None) if plan else None
+        if early is None:
+            claim = await self._take(chain, plan, deadline)
+        else:
+            claim = await self._join(early, chain, deadline)
+        self._held[owner] = claim
+        return Prepared(slots=tuple(claim.pin.slots), pulled=claim.pulled)
+
+    def release(self, owner: tuple[int, str]) -> None:
+        """Unpin what (session, request) holds, if anything."""
+        if (claim := self._held.pop(owner, None)) is not None:
+            claim.pin.release()
+
+    def disconnect(self, session: int) -> None:
+        """Unpin everything of a session."""
+        for owner in [o for o in self._held if o[0] == session]:
+            self.release(owner)
+
+    def start_early(self, chain: Sequence[BlockHash], plan: PullPlan) -> None:
+        """Begin what the engine will soon ask for. Raises `Overloaded`.
+
+        A hint that comes twice, or after its engine, does nothing.
+        """
+        if plan.request in self._early or any(c.hint == plan.request for c in self._held.values()):
+            return
+        if len(self._early) >= MAX_EARLY:
+            raise Overloaded(f"{MAX_EARLY} prefetches wait for their engine", retry_after_s=1.0)
+        deadline = self._clock() + plan.budget_s
+        task = asyncio.create_task(self._take(chain, plan, deadline))
+        self._early[plan.request] = task
+        asyncio.get_running_loop().call_later(
+            plan.budget_s + EARLY_HOLD_S, self._expire, plan.request, task
+        )
+
+    async def close(self) -> None:
+        """Let everything go."""
+        early = list(self._early.items())
+        for request, task in early:
+            self._expire(request, task)
+        await asyncio.gather(*(task for _, task in early), return_exceptions=True)
+        for owner in list(self._held):
+            self.release(owner)
+
+    async def _take(
+        self, chain: Sequence[BlockHash], plan: PullPlan | None, deadline: float
+    ) -> _Claim:
+        pin = self._pool.pin(chain)
+        hint = plan.request if plan else ""
+        if plan is None or not plan.source or len(pin.hashes) >= min(plan.blocks, len(chain)):
+            return _Claim(pin, Pulled(), hint)
+        try:
+            pulled = await self._fetch(chain, plan, deadline)
+            return _Claim(self._pool.pin(chain), pulled, hint)
+        finally:
+            pin.release()
+
+    async def _join(
+        self, early: "asyncio.Task[_Claim]", chain: Sequence[BlockHash], deadline: float
+    ) -> _Claim:
+        """The prefetch's result, its pin replaced by one of the whole chain."""
+        self.joined_hints += 1
+        try:
+            await asyncio.wait({early}, timeout=max(0.0, deadline - self._clock()))
+            if not early.done():
+                return _Claim(self._pool.pin(chain), Pulled(failure=DeadlineExceeded.reason), "")
+            done = early.result()
+            return _Claim(self._pool.pin(chain), done.pulled, done.hint)
+        finally:
+            _let_go(early)
+
+    def _expire(self, request: str, task: "asyncio.Task[_Claim]") -> None:
+        if self._early.get(request) is task:
+            del self._early[request]
+            self.expired_hints += 1
+            _let_go(task)
+
+
+def _let_go(task: "asyncio.Task[_Claim]") -> None:
+    """Give back the pin of a claim in the making, now or when it is made."""
+    task.add_done_callback(lambda t: None if t.cancelled() else t.result().pin.release())
+    task.cancel()

@@ -1,0 +1,87 @@
+"""How a vLLM server is started for a worker: its command line and its environment.
+
+Pure; must not start anything. float32, eager mode and one CPU core an engine are what the CPU
+build needs to answer the same with and without reuse; a GPU engine takes its model's own dtype.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+
+from prefixfleet.cluster.settings import WorkerSettings
+
+BLOCK_TOKENS = 32
+"""The CPU attention kernel takes multiples of 32 only; small blocks share more."""
+MAX_SEQUENCES = 8
+CONNECTOR = "PrefixFleetConnector"
+CONNECTOR_MODULE = "prefixfleet.cluster.connector"
+
+
+def engine_command(settings: WorkerSettings, port: int) -> list[str]:
+    """Command of an OpenAI server on ``port`` whose KV connector talks to the node's daemon."""
+    transfer = {
+        "kv_connector": CONNECTOR,
+        "kv_connector_module_path": CONNECTOR_MODULE,
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"socket": str(settings.socket_path)},
+    }
+    # the module and not `vllm serve`, which wants a distribution of the name "vllm"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+    options = {
+        "--model": settings.model,
+        "--served-model-name": settings.model_name,
+        "--host": settings.host,
+        "--port": port,
+        "--max-model-len": settings.max_model_tokens,
+        "--max-num-seqs": MAX_SEQUENCES,
+        "--kv-cache-memory-bytes": settings.kv_cache_bytes,
+        "--generation-config": "vllm",
+        "--kv-transfer-config": json.dumps(transfer),
+    }
+    for name, value in options.items():
+        command += [name, str(value)]
+    command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
+    if _is_cpu_build():
+        command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)]
+    return command
+
+
+def engine_environ(settings: WorkerSettings, base: Mapping[str, str]) -> dict[str, str]:
+    """Environment of the engine: ``base`` without our own settings, offline, no usage reports."""
+    environ = {n: v for n, v in base.items() if not n.startswith("PREFIXFLEET_")}
+    environ |= {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": settings.host,
+    }
+    if settings.cpu_cores:
+        environ["VLLM_CPU_OMP_THREADS_BIND"] = settings.cpu_cores
+    return environ
+
+
+def cores_for(worker: int, workers: int, cores: list[int]) -> str:
+    """Cores of one of ``workers`` engines on a host: an equal share, so that they don't collide.
+
+    More engines than cores share them one by one.
+    """
+    share = len(cores) // workers
+    if share == 0:
+        return str(cores[worker % len(cores)])
+    return ",".join(map(str, cores[worker * share : (worker + 1) * share]))
+
+
+def usable_cores() -> list[int]:
+    """CPU cores this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def _is_cpu_build() -> bool:
+    try:
+        metadata.version("vllm-cpu")
+    except metadata.PackageNotFoundError:
+        return False
+    return True

@@ -1,0 +1,54 @@
+"""Where the other nodes are: their epochs and contacts, kept from the index.
+
+Outlives a loss of the index: a pull by plan still finds its source. Must not connect to anybody.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from prefixfleet.store.errors import EpochChanged, IndexUnavailable, PeerLost
+from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.records import NodeRecord
+
+MIN_AGE_S = 0.2
+"""The index is asked for its members at most so often, however many plans name unknown nodes."""
+
+
+class PeerBook:
+    """Latest known (epoch, record) of each node. Owned by the daemon's event loop."""
+
+    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float]) -> None:
+        self._index = index
+        self._clock = clock
+        self._known: dict[str, tuple[int, NodeRecord]] = {}
+        self._asked_at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def contacts(self, node: str, epoch: int) -> dict[str, str]:
+        """Addresses of that life of the node, by link name.
+
+        Raises:
+            PeerLost: nobody of that name is known.
+            EpochChanged: the node is known, but in another life.
+        """
+        known = self._known.get(node)
+        if known is None or known[0] != epoch:
+            await self.refresh()
+            known = self._known.get(node)
+        if known is None:
+            raise PeerLost(f"source {node!r} is not a live node of this fleet")
+        if known[0] != epoch:
+            raise EpochChanged(f"source {node!r}: plan says epoch {epoch}, it lives in {known[0]}")
+        return known[1].contacts
+
+    async def refresh(self) -> None:
+        """Ask the index who lives; without an answer, what is known stays."""
+        async with self._lock:
+            if self._clock() - self._asked_at < MIN_AGE_S:
+                return
+            self._asked_at = self._clock()
+            try:
+                members = await self._index.members()
+            except IndexUnavailable:
+                return
+            self._known = {m.node: (m.epoch, record) for m, record in members}

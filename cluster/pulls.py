@@ -1,0 +1,136 @@
+"""Pulls of one node: each block travels once, however many requests want it.
+
+Decides whether to pull and from whom by the router's plan; the moving itself is
+`prefixfleet.transfer.pull`. Every failure is a shorter prefix and a reason, never an error.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from prefixfleet.cluster.peer_book import PeerBook
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import DeadlineExceeded, PullFailed
+from prefixfleet.store.records import PullPlan
+
+MAX_ROUNDS = 8
+"""Pulls of others that one request waits for, before it takes what is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull brought: whole blocks only. ``failure`` says why it brought fewer than asked."""
+
+    blocks: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    link: str = ""
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """One pull to make: ``hashes`` follow ``parent`` (empty at the root) on a peer."""
+
+    plan: PullPlan
+    contacts: dict[str, str]
+    parent: BlockHash
+    hashes: tuple[BlockHash, ...]
+    deadline: float
+
+
+class Pulls:
+    """Pulls in flight, by block. Owned by the daemon's event loop.
+
+    ``move`` makes one pull and does not raise; ``match`` counts the leading blocks of a chain
+    that are here.
+    """
+
+    def __init__(
+        self,
+        *,
+        peers: PeerBook,
+        match: Callable[[Sequence[BlockHash]], int],
+        move: Callable[[Pull], Awaitable[Pulled]],
+        clock: Callable[[], float],
+    ) -> None:
+        self._peers = peers
+        self._match = match
+        self._move = move
+        self._clock = clock
+        self._running: dict[BlockHash, asyncio.Task[Pulled]] = {}
+
+    async def fetch(self, chain: Sequence[BlockHash], plan: PullPlan, deadline: float) -> Pulled:
+        """Bring the plan's blocks of ``chain`` here by ``deadline``, or as many as come.
+
+        Waits for pulls of other requests that carry the same blocks, and makes at most one of
+        its own. It counts the blocks that arrived meanwhile, and the bytes of its own pull only.
+        The caller keeps the blocks it already has pinned.
+        """
+        wanted = chain[: plan.blocks]
+        before, started = self._match(wanted), self._clock()
+        own: Pulled | None = None
+        failure = ""
+        for _ in range(MAX_ROUNDS):
+            here = self._match(wanted)
+            other = self._running.get(wanted[here]) if here < len(wanted) else None
+            if here >= len(wanted) or (own is not None and (own.failure or other is None)):
+                break
+            task = other or self._start(wanted, here, plan, deadline)
+            await asyncio.wait({task}, timeout=max(0.0, deadline - self._clock()))
+            if not task.done():
+                failure = DeadlineExceeded.reason
+                break
+            if other is None:
+                own = task.result()
+        own = own or Pulled(failure=failure)
+        return Pulled(
+            blocks=max(0, self._match(wanted) - before),
+            bytes=own.bytes,
+            seconds=self._clock() - started,
+            link=own.link,
+            failure=own.failure,
+        )
+
+    async def close(self) -> None:
+        """Cancel what is in flight."""
+        tasks = set(self._running.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _start(
+        self, wanted: Sequence[BlockHash], here: int, plan: PullPlan, deadline: float
+    ) -> "asyncio.Task[Pulled]":
+        hashes = []
+        for block in wanted[here:]:  # up to a block that is already on its way
+            if block in self._running:
+                break
+            hashes.append(block)
+        parent = wanted[here - 1] if here else b""
+        task = asyncio.create_task(self._run(plan, parent, tuple(hashes), deadline))
+        for block in hashes:
+            self._running[block] = task
+        task.add_done_callback(lambda _: self._ended(hashes))
+        return task
+
+    def _ended(self, hashes: Sequence[BlockHash]) -> None:
+        for block in hashes:
+            del self._running[block]
+
+    async def _run(
+        self,
+        plan: PullPlan,
+        parent: BlockHash,
+        hashes: tuple[BlockHash, ...],
+        deadline: float,
+    ) -> Pulled:
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                contacts = await self._peers.contacts(plan.source, plan.source_epoch)
+        except PullFailed as error:
+            return Pulled(failure=error.reason)
+        except TimeoutError:
+            return Pulled(failure=DeadlineExceeded.reason)
+        pull = Pull(plan=plan, contacts=contacts, parent=parent, hashes=hashes, deadline=deadline)
+        return await self._move(pull)

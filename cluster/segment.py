@@ -1,0 +1,45 @@
+"""The bytes of a node's pool: one file in shared memory that the daemon and its engines map.
+
+Must not know blocks; it is a run of bytes with a name.
+"""
+
+import mmap
+import os
+from pathlib import Path
+
+from prefixfleet.store.errors import ConfigError
+
+
+class Segment:
+    """A mapped file. Owned by the node daemon; engines map the same file by its path."""
+
+    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+        self.path = path
+        self._memory = memory
+        self.view = memoryview(memory)
+
+    @classmethod
+    def create(cls, path: Path, size_bytes: int) -> "Segment":
+        """Make the file, private to this user, with all its memory reserved now: a page that is
+        missing later would end whoever touches it. Raises `ConfigError`."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(path, mmap.mmap(fd, size_bytes))
+        except OSError as error:
+            path.unlink()
+            free = os.statvfs(path.parent)
+            raise ConfigError(
+                f"pool of {size_bytes} bytes: {path.parent} has "
+                f"{free.f_bavail * free.f_frsize} bytes left ({error.strerror}); "
+                "set PREFIXFLEET_NODE_POOL_BYTES lower, or give the host or container more "
+                "shared memory"
+            ) from error
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        """Remove the file and the mapping; whoever still maps it keeps the bytes until then."""
+        self.path.unlink(missing_ok=True)
+        self.view.release()
+        self._memory.close()

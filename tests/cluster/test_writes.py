@@ -1,0 +1,173 @@
+"""Blocks under way: every rank hears the same, and nothing is lost when one goes."""
+
+import time
+
+import pytest
+
+from prefixfleet.cluster.writes import Writes
+from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.pool import SlotPool
+
+
+def blocks(*names):
+    return [name.encode().ljust(16, b".") for name in names]
+
+
+@pytest.fixture
+def pool():
+    pool = SlotPool(4, LruOrder(), time.monotonic)
+    yield pool
+    pool.check()
+
+
+def test_a_written_block_is_whole_when_it_is_committed(pool):
+    writes = Writes(pool, shards=1)
+    a, b = blocks("a", "b")
+
+    slots = writes.reserve(1, 0, b"", [a, b])
+
+    assert len({*slots} - {-1}) == 2
+    assert writes.commit(1, 0, [a]) == [a]
+    assert pool.match([a, b]) == 1
+    assert writes.commit(1, 0, [b]) == [b]
+    assert len(writes) == 0
+
+
+def test_a_block_is_whole_only_when_every_rank_has_committed_it(pool):
+    writes = Writes(pool, shards=2)
+    chain = blocks("a", "b")
+
+    slots = [writes.reserve(session, rank, b"", chain) for session, rank in ((7, 0), (8, 1))]
+
+    assert slots[0] == slots[1]
+    assert writes.commit(7, 0, chain) == []
+    assert writes.commit(8, 1, chain) == chain
+    assert pool.match(chain) == 2
+
+
+def test_a_rank_that_asks_after_another_has_committed_still_gets_its_slots(pool):
+    writes = Writes(pool, shards=2)
+    chain = blocks("a")
+    first = writes.reserve(7, 0, b"", chain)
+    writes.commit(7, 0, chain)
+
+    assert writes.reserve(8, 1, b"", chain) == first
+    assert writes.commit(8, 1, chain) == chain
+
+
+def test_what_one_rank_was_refused_the_others_are_refused_too(pool):
+    writes = Writes(pool, shards=2)
+    others = pool.reserve(b"", blocks("w", "x", "y"))
+    chain = blocks("a", "b")
+
+    first = writes.reserve(7, 0, b"", chain)
+    for block in reversed(others.hashes):  # there is room again, too late
+        others.abandon(block)
+
+    assert [slot == -1 for slot in first] == [False, True]
+    assert writes.reserve(8, 1, b"", chain) == first
+    writes.commit(7, 0, chain)
+    assert writes.commit(8, 1, chain) == chain[:1]
+
+
+def test_a_refusal_is_forgotten_once_every_rank_has_heard_it(pool):
+    writes = Writes(pool, shards=2)
+    others = pool.reserve(b"", blocks("w", "x", "y", "z"))
+    for session, rank in ((7, 0), (8, 1)):
+        assert writes.reserve(session, rank, b"", blocks("a")) == [-1]
+    for block in reversed(others.hashes):
+        others.abandon(block)
+
+    slots = [writes.reserve(s, r, b"", blocks("a")) for s, r in ((7, 0), (8, 1))]
+
+    assert slots[0] == slots[1] != [-1]
+    writes.disconnect(7)
+    writes.disconnect(8)
+
+
+def test_a_block_that_is_being_written_is_not_given_out_twice(pool):
+    writes = Writes(pool, shards=1)
+    chain = blocks("a")
+    writes.reserve(1, 0, b"", chain)
+
+    assert writes.reserve(2, 0, b"", chain) == [-1]
+    assert writes.commit(2, 0, chain) == []  # not theirs
+    assert writes.commit(1, 0, chain) == chain
+
+
+def test_a_block_abandoned_by_one_rank_is_lost_for_all_and_its_slot_waits_for_the_last(pool):
+    writes = Writes(pool, shards=2)
+    chain = blocks("a")
+    writes.reserve(7, 0, b"", chain)
+    writes.reserve(8, 1, b"", chain)
+
+    writes.abandon(7, 0, chain)
+
+    assert pool.counts().free == 3  # rank 1 may still write there
+    assert writes.commit(8, 1, chain) == []
+    assert pool.counts().free == 4
+    assert pool.match(chain) == 0
+
+
+def test_a_rank_that_asks_for_a_lost_block_gets_nothing_to_write(pool):
+    writes = Writes(pool, shards=2)
+    chain = blocks("a")
+    writes.reserve(7, 0, b"", chain)
+    writes.abandon(7, 0, chain)
+
+    assert writes.reserve(8, 1, b"", chain) == [-1]
+    assert pool.counts().free == 4
+
+
+@pytest.mark.parametrize("committed_first", [False, True])
+def test_a_session_that_ends_frees_what_it_was_writing(pool, committed_first):
+    writes = Writes(pool, shards=2)
+    chain = blocks("a", "b", "c")
+    writes.reserve(7, 0, b"", chain)
+    if committed_first:
+        writes.commit(7, 0, chain)
+
+    writes.disconnect(7)
+
+    assert len(writes) == 0
+    assert pool.counts().free == 4
+
+
+def test_a_session_that_ends_leaves_the_writes_of_others(pool):
+    writes = Writes(pool, shards=1)
+    writes.reserve(1, 0, b"", blocks("a"))
+    writes.reserve(2, 0, b"", blocks("b"))
+
+    writes.disconnect(1)
+
+    assert writes.commit(2, 0, blocks("b")) == blocks("b")
+
+
+def test_a_block_whose_parent_was_lost_is_not_resident(pool):
+    writes = Writes(pool, shards=1)
+    a, b = blocks("a", "b")
+    writes.reserve(1, 0, b"", [a, b])
+
+    writes.abandon(1, 0, [a])
+
+    assert writes.commit(1, 0, [b]) == []
+    assert pool.counts().free == 4
+
+
+def test_a_rank_that_the_engine_does_not_have_is_refused(pool):
+    writes = Writes(pool, shards=2)
+
+    with pytest.raises(ProtocolError, match="rank 2, expected below 2"):
+        writes.reserve(1, 2, b"", blocks("a"))
+
+
+def test_refusals_that_nobody_asks_for_again_do_not_pile_up(pool, monkeypatch):
+    monkeypatch.setattr("prefixfleet.cluster.writes.MAX_REFUSALS", 8)
+    writes = Writes(pool, shards=2)
+    pool.reserve(b"", blocks("w", "x", "y", "z"))
+
+    for i in range(50):
+        assert writes.reserve(7, 0, b"", blocks(f"n{i}")) == [-1]
+
+    assert len(writes._refused) == 8

@@ -1,0 +1,158 @@
+"""KV events of an engine, from the wire to records. Pure decoding; must not know sockets.
+
+vLLM and SGLang publish over ZeroMQ: ``[topic,] sequence (8 bytes, big endian), MessagePack``, the
+last an array ``[timestamp, [event, ...], rank]``. An event is a map with ``type`` (vLLM since June
+2026) or an array led by its tag (before, and SGLang). Unknown types and fields are skipped, since
+engines add some with every release; a known event of a wrong shape is an error.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from prefixfleet.store.errors import ProtocolError
+
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+
+EngineHash = int | bytes
+"""The engine's own name of a block: 64 bits, or the whole digest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksStored:
+    """New full blocks, each following the one before, the first one following ``parent``.
+
+    ``scoped`` says that a LoRA, a salt or an image is part of the hashes: the tokens alone do
+    not name such blocks.
+    """
+
+    hashes: tuple[EngineHash, ...]
+    parent: EngineHash | None
+    token_ids: tuple[int, ...]
+    block_tokens: int
+    medium: str
+    group: int
+    scoped: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlocksRemoved:
+    """One copy of each of these blocks is gone."""
+
+    hashes: tuple[EngineHash, ...]
+    medium: str
+    group: int
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """The engine holds nothing any more."""
+
+
+EngineEvent = BlocksStored | BlocksRemoved | AllCleared
+
+
+@dataclass(frozen=True, slots=True)
+class EventBatch:
+    """What one message said. ``sequence`` counts from 0 at every start of the engine."""
+
+    sequence: int
+    events: tuple[EngineEvent, ...]
+
+
+# Field order of the array form: vLLM's and SGLang's structs before the map form.
+_STORED = (
+    "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+    "lora_name", "extra_keys", "group_idx",
+)  # fmt: skip
+_REMOVED = ("block_hashes", "medium", "group_idx")
+
+
+def decode_batch(frames: Sequence[bytes]) -> EventBatch:
+    """The batch in the frames of one message; older publishers leave the topic out.
+
+    Raises:
+        ProtocolError: not a batch; nothing of it may be used.
+    """
+    if not 2 <= len(frames) <= 3 or len(frames[-2]) != 8:
+        raise ProtocolError(f"engine events: got {len(frames)} frames, expected topic, seq, batch")
+    if len(frames[-1]) > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(f"engine events: a batch of {len(frames[-1])} bytes is too long")
+    try:
+        batch = msgpack.unpackb(frames[-1], raw=False, strict_map_key=False)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"engine events: not MessagePack ({error})") from error
+    if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
+        raise ProtocolError(f"engine events: got {batch!r:.100}, expected [time, events, rank]")
+    events = tuple(event for raw in batch[1] if (event := _event(raw)) is not None)
+    return EventBatch(int.from_bytes(frames[-2], "big"), events)
+
+
+def _event(raw: object) -> EngineEvent | None:
+    tag, fields = _tag_and_fields(raw)
+    match tag:
+        case "BlockStored":
+            return _stored(fields)
+        case "BlockRemoved":
+            return BlocksRemoved(
+                hashes=_hashes(fields), medium=_medium(fields), group=_group(fields)
+            )
+        case "AllBlocksCleared":
+            return AllCleared()
+        case _:
+            return None
+
+
+def _tag_and_fields(raw: object) -> tuple[object, dict[str, Any]]:
+    if isinstance(raw, dict):
+        return raw.get("type"), raw
+    if isinstance(raw, list) and raw:
+        order = {"BlockStored": _STORED, "BlockRemoved": _REMOVED}.get(str(raw[0]), ())
+        return raw[0], dict(zip(order, raw[1:], strict=False))
+    raise ProtocolError(f"engine events: got {raw!r:.100}, expected a map or a tagged array")
+
+
+def _stored(fields: dict[str, Any]) -> BlocksStored:
+    hashes, tokens = _hashes(fields), fields.get("token_ids")
+    size, parent = fields.get("block_size"), fields.get("parent_block_hash")
+    whole = isinstance(tokens, list) and all(isinstance(t, int) and 0 <= t < 2**32 for t in tokens)
+    if not whole or not isinstance(size, int) or size < 1:
+        raise ProtocolError("engine events: BlockStored without token_ids or block_size")
+    if parent is not None and not isinstance(parent, int | bytes):
+        raise ProtocolError(f"engine events: parent_block_hash is {parent!r:.40}")
+    extra = fields.get("extra_keys")
+    return BlocksStored(
+        hashes=hashes,
+        parent=parent,
+        token_ids=tuple(tokens or ()),
+        block_tokens=size,
+        medium=_medium(fields),
+        group=_group(fields),
+        scoped=_is_set(fields.get("lora_id"))
+        or _is_set(fields.get("lora_name"))
+        or _is_set(fields.get("cache_salt"))
+        or (isinstance(extra, list) and any(_is_set(key) for key in extra)),
+    )
+
+
+def _hashes(fields: dict[str, Any]) -> tuple[EngineHash, ...]:
+    hashes = fields.get("block_hashes")
+    if not isinstance(hashes, list) or not all(isinstance(h, int | bytes) for h in hashes):
+        raise ProtocolError(f"engine events: block_hashes is {hashes!r:.60}")
+    return tuple(hashes)
+
+
+def _medium(fields: dict[str, Any]) -> str:
+    medium = fields.get("medium")
+    return medium if isinstance(medium, str) else "GPU"
+
+
+def _group(fields: dict[str, Any]) -> int:
+    group = fields.get("group_idx")
+    return group if isinstance(group, int) else 0
+
+
+def _is_set(value: object) -> bool:
+    return value not in (None, "", [], ())

@@ -1,0 +1,140 @@
+"""`EngineMirror`: which blocks one engine holds itself, as its KV events tell, in our hashes.
+
+Rules learned from peers' faults: a sequence that goes back is a restarted engine, whose blocks are
+all gone; a gap makes everything doubtful until it is replayed; one hash may have several copies,
+each removed on its own, so copies are counted per medium and group.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from prefixfleet.store.chain import BlockHash, extend_chain
+from prefixfleet.store.engine_events import (
+    AllCleared,
+    BlocksRemoved,
+    BlocksStored,
+    EngineHash,
+    EventBatch,
+)
+
+
+class Follow(Enum):
+    """What became of a batch."""
+
+    APPLIED = "applied"
+    REPEATED = "repeated"  # seen before: a replay overlaps what came live
+    RESTARTED = "restarted"  # the engine is new: all that was known is dropped, then applied
+    GAP = "gap"  # batches are missing: nothing was applied, ask for a replay from `expected`
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Blocks that the engine holds now and did not before, or the other way round."""
+
+    added: tuple[BlockHash, ...] = ()
+    removed: tuple[BlockHash, ...] = ()
+
+
+class EngineMirror:
+    """One engine's own cache. Owned by whoever follows that engine's events.
+
+    ``root`` is the chain's root for a request without LoRA and salt; blocks with either are not
+    named by their tokens, are not followed, and are counted in ``unfollowed``.
+    """
+
+    def __init__(self, root: BlockHash, block_tokens: int, key: bytes) -> None:
+        self._root = root
+        self._block_tokens = block_tokens
+        self._key = key
+        self.expected: int | None = None  # next sequence; None before the first batch
+        self.unfollowed = 0
+        self._ours: dict[EngineHash, BlockHash] = {}
+        self._copies: Counter[tuple[EngineHash, str, int]] = Counter()
+        self._held: Counter[EngineHash] = Counter()
+
+    @property
+    def held(self) -> frozenset[BlockHash]:
+        """Every block the engine holds, in our hashes."""
+        return frozenset(self._ours.values())
+
+    def follow(self, batch: EventBatch) -> tuple[Follow, Change]:
+        """Apply one batch, live or replayed, in order of sequence."""
+        dropped: tuple[BlockHash, ...] = ()
+        outcome = Follow.APPLIED
+        if self.expected is not None and batch.sequence != self.expected:
+            if batch.sequence > self.expected:
+                return Follow.GAP, Change()
+            if batch.sequence != 0:
+                return Follow.REPEATED, Change()
+            dropped, outcome = self.forget().removed, Follow.RESTARTED
+        self.expected = batch.sequence + 1
+        added, removed = self._apply(batch)
+        gone = set(dropped) | removed
+        return outcome, Change(tuple(added - gone), tuple(gone - added))
+
+    def forget(self) -> Change:
+        """Nothing is known any more: the engine restarted, or its events were lost for good."""
+        removed = tuple(set(self._ours.values()))
+        self._ours.clear()
+        self._copies.clear()
+        self._held.clear()
+        self.expected = None
+        return Change(removed=removed)
+
+    def _apply(self, batch: EventBatch) -> tuple[set[BlockHash], set[BlockHash]]:
+        added: set[BlockHash] = set()
+        removed: set[BlockHash] = set()
+        for event in batch.events:
+            match event:
+                case BlocksStored():
+                    new = self._store(event)
+                    added |= new
+                    removed -= new
+                case BlocksRemoved():
+                    old = self._remove(event)
+                    removed |= old - added
+                    added -= old
+                case AllCleared():
+                    removed |= set(self._ours.values()) - added
+                    added.clear()
+                    expected = self.expected
+                    self.forget()
+                    self.expected = expected
+        return added, removed
+
+    def _store(self, event: BlocksStored) -> set[BlockHash]:
+        ours = self._hashes_of(event)
+        new = set()
+        for name, block in zip(event.hashes, ours, strict=False):
+            self._copies[name, event.medium, event.group] += 1
+            self._held[name] += 1
+            if name not in self._ours:
+                self._ours[name] = block
+                new.add(block)
+        return new
+
+    def _hashes_of(self, event: BlocksStored) -> Sequence[BlockHash]:
+        parent = self._root if event.parent is None else self._ours.get(event.parent)
+        whole = len(event.token_ids) == len(event.hashes) * event.block_tokens
+        if event.scoped or parent is None or not whole or event.block_tokens != self._block_tokens:
+            self.unfollowed += len(event.hashes)
+            return ()
+        return extend_chain(parent, event.token_ids, self._block_tokens, self._key)
+
+    def _remove(self, event: BlocksRemoved) -> set[BlockHash]:
+        gone = set()
+        for name in event.hashes:
+            copy = (name, event.medium, event.group)
+            if not self._copies[copy]:
+                del self._copies[copy]  # Counter keeps the zero it was asked for
+                continue
+            self._copies[copy] -= 1
+            self._held[name] -= 1
+            if not self._copies[copy]:
+                del self._copies[copy]
+            if not self._held[name]:
+                del self._held[name]
+                gone.add(self._ours.pop(name))
+        return gone

@@ -63,8 +63,8 @@ class Page:
 
     def describe(self) -> str:
         """Differs from another page's if their bytes in a slot mean something else."""
-        dims = "x".join(f"{self.axes[i]}{self.sizes[i]}" for i in self.order)
-        return f"{str(self.dtype).removeprefix('torch.')}[{dims or '1'}]"
+        dims = ",".join(f"{self.axes[i]}={self.sizes[i]}" for i in self.order)
+        return f"{str(self.dtype).removeprefix('torch.')}[{dims}]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

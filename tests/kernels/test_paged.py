@@ -1,34 +1,28 @@
 """The layout is read from tensors; what it does not know, it refuses."""
 
+from collections import defaultdict
+
 import pytest
 import torch
+from paged_caches import KINDS, SMALL, VLLM_ORDERS, Sizes, fill, make_paged, slots_for
 
+from prefixfleet.kernels.encoding import encoded_bytes
 from prefixfleet.kernels.paged import Content, PagedLayout
-
-VLLM_ORDERS = {  # physical order of [L, B, H, N, C], vLLM's v1/kv_cache_layout.py
-    "LBHNC": (0, 1, 2, 3, 4),
-    "LBNHC": (0, 1, 3, 2, 4),
-    "LHBNC": (0, 2, 1, 3, 4),
-    "BLHNC": (1, 0, 2, 3, 4),
-    "BLNHC": (1, 0, 3, 2, 4),
-    "BHLNC": (1, 2, 0, 3, 4),
-}
+from prefixfleet.kernels.reference import gather
 
 
-def vllm_caches(order: str, sizes=(3, 5, 2, 4, 16), dtype=torch.bfloat16):
-    """As vLLM makes them: one allocation in physical order, a logical [B, H, N, C] view a layer."""
-    permutation = VLLM_ORDERS[order]
-    memory = torch.zeros([sizes[axis] for axis in permutation], dtype=dtype)
-    logical = memory.permute([permutation.index(axis) for axis in range(5)])
-    return {f"layers.{i}": logical[i] for i in range(sizes[0])}
+def vllm_caches(order, sizes=SMALL, dtype=torch.bfloat16):
+    return make_paged(f"vllm-{order}", sizes, dtype).caches
 
 
 @pytest.mark.parametrize("order", VLLM_ORDERS)
 def test_every_order_of_vllm_is_read(order):
     layout = PagedLayout.from_tensors(vllm_caches(order), content=Content.PLAIN)
 
-    assert layout.num_blocks == 5
-    assert layout.block_bytes == 3 * 2 * 4 * 16 * 2
+    assert layout.num_blocks == SMALL.blocks
+    assert (
+        layout.block_bytes == 2 * 3 * 2 * 4 * 2 * 8
+    )  # bytes, layers, heads, tokens, K/V, channels
 
 
 def test_describe_tells_apart_what_changes_a_blocks_bytes():
@@ -36,9 +30,9 @@ def test_describe_tells_apart_what_changes_a_blocks_bytes():
         vllm_caches("LBHNC"),
         vllm_caches("LBNHC"),  # tokens before heads
         vllm_caches("LBHNC", dtype=torch.float16),
-        vllm_caches("LBHNC", sizes=(2, 5, 2, 4, 16)),
-        vllm_caches("LBHNC", sizes=(3, 5, 4, 2, 16)),
-        vllm_caches("LBHNC", sizes=(3, 5, 2, 4, 32)),
+        vllm_caches("LBHNC", sizes=Sizes(layers=2)),
+        vllm_caches("LBHNC", sizes=Sizes(heads=4, tokens=2)),
+        vllm_caches("LBHNC", sizes=Sizes(channels=16)),
         dict(reversed(vllm_caches("LBHNC").items())),  # the same layers in another order
         {f"other.{name}": cache for name, cache in vllm_caches("LBHNC").items()},
     ]
@@ -52,9 +46,25 @@ def test_describe_tells_apart_what_changes_a_blocks_bytes():
 @pytest.mark.parametrize("other", ["BLHNC", "LHBNC", "BHLNC"])
 def test_describe_is_the_same_where_only_the_place_of_pages_differs(other):
     a = PagedLayout.from_tensors(vllm_caches("LBHNC"))
-    b = PagedLayout.from_tensors(vllm_caches(other, sizes=(3, 7, 2, 4, 16)))
+    b = PagedLayout.from_tensors(vllm_caches(other, sizes=Sizes(blocks=7)))
 
     assert a.describe() == b.describe()
+
+
+@pytest.mark.parametrize("encoding", ["exact", "int8"])
+def test_blocks_of_layouts_that_describe_alike_have_the_same_bytes(encoding):
+    kinds = [kind for kind in KINDS if make_paged(kind).caches["layers.0"].shape == (5, 2, 4, 16)]
+    payloads = defaultdict(set)
+
+    for kind in kinds:
+        caches, layout = make_paged(kind)
+        fill(caches)
+        (slot,) = slots_for(encoded_bytes(layout, encoding), 1)
+        gather(caches, layout, [2], [slot], encoding)
+        payloads[layout.describe()].add(slot.numpy().tobytes())
+
+    assert 1 < len(payloads) < len(kinds)
+    assert all(len(variants) == 1 for variants in payloads.values())
 
 
 @pytest.mark.parametrize(

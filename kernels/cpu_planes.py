@@ -1,0 +1,168 @@
+"""Compiled CPU loops that encode, decode or copy one plane of many blocks, between addresses.
+
+They see memory as integers: the caller has checked every id, size and payload, and keeps the
+memory alive. A group is read from memory once, then from the cache. They release the GIL.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+# ruff: noqa: ANN001, ANN202 - numba infers the types of what it compiles
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import carray, njit, types
+
+from prefixfleet.kernels.cpu_elements import FORMATS, QUANTISE, RESTORE, convert
+from prefixfleet.kernels.encoding import LARGEST, LIMIT, SMALLEST_SCALE, Codec
+
+_compiled = njit(nogil=True)
+_f32 = np.float32
+
+
+def _pointer(element: Any, bits: int) -> Any:  # noqa: ANN401 - numba's types
+    llvm = ir.FloatType() if element is types.float32 else ir.IntType(bits)
+    target = llvm.as_pointer()
+    return convert(types.CPointer(element), types.int64, lambda b, x: b.inttoptr(x, target))
+
+
+_bytes_at = _pointer(types.uint8, 8)
+_floats_at = _pointer(types.float32, 32)
+_elements_at = {t: _pointer(t, t.bitwidth) for t in (types.uint16, types.uint32)}
+
+
+@_compiled
+def _zero(start, end):
+    gap = carray(_bytes_at(start), (end - start,))
+    gap[:] = 0
+
+
+@cache
+def encoder(dtype: torch.dtype, codec: Codec, *, column_scales: bool) -> Any:  # noqa: ANN401
+    """Compiled loop over ``(page, block_bytes, ids, slots, scales, data, end, groups, rows,
+    width, poisoned)``: encodes one section of each slot.
+
+    ``page`` and ``slots`` are addresses; the others are bytes, but ``width`` counts elements;
+    ``poisoned[i]`` grows by the groups of block ``i`` that 8 bits cannot hold.
+    """
+    return _column_encoder(dtype, codec) if column_scales else _group_encoder(dtype, codec)
+
+
+def _group_encoder(dtype: torch.dtype, codec: Codec) -> Any:  # noqa: ANN401
+    kv, quantise = FORMATS[dtype], QUANTISE[codec]
+    at, raw, load, magnitude = _elements_at[kv.raw], kv.raw, kv.load, kv.magnitude
+    ratio, limit, least = _f32(1 / LARGEST[codec]), _f32(LIMIT), _f32(SMALLEST_SCALE)
+
+    def encode(page, block_bytes, ids, slots, scales, data, end, groups, rows, width, poisoned):
+        for n in range(ids.size):
+            block, to = page + ids[n] * block_bytes, slots[n] + data
+            scale = carray(_floats_at(slots[n] + scales), (groups.size,))
+            _zero(slots[n] + scales + 4 * groups.size, to)
+            for g in range(groups.size):
+                top = raw(0)
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    for i in range(width):
+                        top = max(top, raw(x[i] & raw(magnitude)))
+                largest = load(top)
+                finite = largest < limit
+                poisoned[n] += not finite
+                scale[g] = max(largest * ratio, least) if finite else _f32(np.nan)
+                inverse = _f32(1) / scale[g]
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    q = carray(_bytes_at(to), (width,))
+                    for i in range(width):
+                        q[i] = quantise(load(x[i]) * inverse)
+                    to += width
+            _zero(to, slots[n] + end)
+
+    return _compiled(encode)
+
+
+def _column_encoder(dtype: torch.dtype, codec: Codec) -> Any:  # noqa: ANN401
+    kv, quantise = FORMATS[dtype], QUANTISE[codec]
+    at, raw, load, magnitude = _elements_at[kv.raw], kv.raw, kv.load, kv.magnitude
+    ratio, limit, least = _f32(1 / LARGEST[codec]), _f32(LIMIT), _f32(SMALLEST_SCALE)
+
+    def encode(page, block_bytes, ids, slots, scales, data, end, groups, rows, width, poisoned):
+        top, inverse = np.empty(width, raw), np.empty(width, np.float32)
+        for n in range(ids.size):
+            block, to = page + ids[n] * block_bytes, slots[n] + data
+            _zero(slots[n] + scales + 4 * groups.size * width, to)
+            for g in range(groups.size):
+                scale = carray(_floats_at(slots[n] + scales + 4 * g * width), (width,))
+                top[:] = 0
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    for i in range(width):
+                        top[i] = max(top[i], raw(x[i] & raw(magnitude)))
+                finite = True
+                for i in range(width):
+                    largest = load(top[i])
+                    good = largest < limit
+                    finite &= good
+                    scale[i] = max(largest * ratio, least) if good else _f32(np.nan)
+                    inverse[i] = _f32(1) / scale[i]
+                poisoned[n] += not finite
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    q = carray(_bytes_at(to), (width,))
+                    for i in range(width):
+                        q[i] = quantise(load(x[i]) * inverse[i])
+                    to += width
+            _zero(to, slots[n] + end)
+
+    return _compiled(encode)
+
+
+@cache
+def decoder(dtype: torch.dtype, codec: Codec, *, column_scales: bool) -> Any:  # noqa: ANN401
+    """Compiled loop over ``(page, block_bytes, ids, slots, scales, data, groups, rows, width)``:
+    decodes one section of each slot into its block.
+    """
+    kv, restore = FORMATS[dtype], RESTORE[codec]
+    at, store = _elements_at[kv.raw], kv.store
+
+    def decode(page, block_bytes, ids, slots, scales, data, groups, rows, width):
+        step = width if column_scales else 1
+        for n in range(ids.size):
+            block, source = page + ids[n] * block_bytes, slots[n] + data
+            for g in range(groups.size):
+                scale = carray(_floats_at(slots[n] + scales + 4 * g * step), (step,))
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    q = carray(_bytes_at(source), (width,))
+                    for i in range(width):
+                        x[i] = store(restore(q[i]) * scale[i if column_scales else 0])
+                    source += width
+
+    return _compiled(decode)
+
+
+@cache
+def copier(dtype: torch.dtype, *, to_slot: bool) -> Any:  # noqa: ANN401
+    """Compiled loop over ``(page, block_bytes, ids, slots, data, end, groups, rows, width)``:
+    copies a plane that stays exact.
+    """
+    raw = FORMATS[dtype].raw
+    at, item = _elements_at[raw], raw.bitwidth // 8
+
+    def copy(page, block_bytes, ids, slots, data, end, groups, rows, width):
+        for n in range(ids.size):
+            block, other = page + ids[n] * block_bytes, slots[n] + data
+            for g in range(groups.size):
+                for r in range(rows.size):
+                    x = carray(at(block + groups[g] + rows[r]), (width,))
+                    y = carray(at(other), (width,))
+                    if to_slot:
+                        y[:] = x
+                    else:
+                        x[:] = y
+                    other += width * item
+            if to_slot:
+                _zero(other, slots[n] + end)
+
+    return _compiled(copy)

@@ -1,0 +1,47 @@
+"""What moves blocks between an engine's paged KV and slots, and the choice of one.
+
+A mover holds views of the caches and nothing else: make it once, after the engine's allocation.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from prefixfleet.kernels.encoding import encoding_of
+from prefixfleet.kernels.paged import PagedLayout
+from prefixfleet.kernels.slots import Slot
+
+
+class BlockMover(Protocol):
+    """Gather and scatter for one set of caches and one encoding, as `reference` defines them."""
+
+    payload_bytes: int
+
+    def gather(self, block_ids: Sequence[int], outs: Sequence[Slot]) -> None:
+        """Copy blocks into slots, encoded. Raises `ValueError` before anything is written."""
+
+    def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
+        """Decode slots into blocks. Raises `ValueError` before anything is written."""
+
+
+def mover_for(
+    caches: Mapping[str, torch.Tensor], layout: PagedLayout, encoding: str = "exact"
+) -> BlockMover:
+    """The fastest mover for where ``caches`` lie.
+
+    Raises:
+        ValueError: the encoding is unknown or cannot hold this layout, or the device is neither
+            a CPU nor a GPU that Triton knows.
+    """
+    exact = encoding_of(encoding).is_exact
+    device = next(iter(caches.values())).device.type
+    if device == "cpu" and exact:
+        from prefixfleet.kernels.cpu_exact import ExactCpuMover
+
+        return ExactCpuMover(caches, layout)
+    if device == "cpu":
+        from prefixfleet.kernels.cpu_encoded import EncodedCpuMover  # numba: only who needs it
+
+        return EncodedCpuMover(caches, layout, encoding)
+    raise ValueError(f"paged KV on {device!r}: expected 'cpu' or 'cuda'")

@@ -1,0 +1,150 @@
+"""Other systems' ways to choose a worker, behind the interface of `policy.choose`.
+
+For comparison in the simulator and for operators who want one of them. Each is its published rule
+with its published constants; where the rule has no pull, none is planned. All are pure but
+`RoundRobin`, which counts.
+"""
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from prefixfleet.router.estimate import pull_seconds
+from prefixfleet.router.policy import Candidate, Decision, Draw, Source
+
+Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
+"""Prompt tokens, candidates (at least one), random draw: the decision."""
+
+BALANCING_THRESHOLD = 1.3
+"""Mooncake tuned theirs by hand and did not publish it; between 1 and 5 the mean moved by less
+than 1 % in replay."""
+STICKY_SHARE = 0.8
+STICKY_PENALTY_S = 18.0
+"""llm-d's defaults of August 2026 (prefix-cache-affinity-filter)."""
+
+
+def random_worker(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+    """Any worker, whatever it holds."""
+    return _plain(prompt_tokens, candidates[draw(len(candidates))])
+
+
+class RoundRobin:
+    """One after the other. Owned by one router; the order is that of the candidates' names."""
+
+    def __init__(self) -> None:
+        self._turn = itertools.count()
+
+    def __call__(self, prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+        """See `Policy`."""
+        ordered = sorted(candidates, key=lambda c: c.worker)
+        return _plain(prompt_tokens, ordered[next(self._turn) % len(ordered)])
+
+
+def least_tokens(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+    """The worker with the fewest uncached tokens in its queue."""
+    return _plain(prompt_tokens, _least(candidates, lambda c: c.queued_tokens, draw))
+
+
+def local_aware(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+    """Least queue plus prefill of what the worker itself lacks; nothing is pulled."""
+    decisions = {c.worker: _plain(prompt_tokens, c) for c in candidates}
+    return decisions[_least(candidates, lambda c: decisions[c.worker].total_s, draw).worker]
+
+
+def algorithm_1(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+    """Mooncake's Algorithm 1 (FAST'25, section 4.1): pull whenever somebody's match is longer by
+    a fixed ratio, and take the least sum of transfer, queue and prefill."""
+    decisions = {c.worker: _algorithm_1(prompt_tokens, c) for c in candidates}
+
+    def cost(candidate: Candidate) -> float:
+        decision = decisions[candidate.worker]
+        return decision.pull_s + decision.queue_s + decision.prefill_s
+
+    return decisions[_least(candidates, cost, draw).worker]
+
+
+def dynamo_cost(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
+    """NVIDIA Dynamo's KV router: blocks to prefill, the queue included, plus blocks to hold.
+
+    Its term for blocks of running decodes is left out: a router does not know how long they are."""
+
+    def cost(candidate: Candidate) -> float:
+        prompt_blocks = -(-prompt_tokens // candidate.block_tokens)
+        active = candidate.queued_tokens / candidate.block_tokens
+        prefill = max(active + prompt_blocks - candidate.hit_blocks, 0.0)
+        return prefill + prompt_blocks
+
+    return _plain(prompt_tokens, _least(candidates, cost, draw))
+
+
+def sticky_until_saturated(
+    prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw
+) -> Decision:
+    """llm-d: among workers with most of the prompt, unless they are slower by a fixed penalty."""
+    usable = max(1, _usable(prompt_tokens, candidates[0]))
+    sticky = [c for c in candidates if c.hit_blocks / usable >= STICKY_SHARE]
+    others = [c for c in candidates if c not in sticky]
+    if sticky and others:
+        best = {id(group): min(map(_queue_s, group)) for group in (sticky, others)}
+        if best[id(sticky)] - best[id(others)] > STICKY_PENALTY_S:
+            sticky = []
+    return _plain(prompt_tokens, _least(sticky or candidates, lambda c: c.queued_tokens, draw))
+
+
+PEERS: dict[str, Callable[[], Policy]] = {
+    "random": lambda: random_worker,
+    "round-robin": RoundRobin,
+    "least-tokens": lambda: least_tokens,
+    "local-aware": lambda: local_aware,
+    "algorithm-1": lambda: algorithm_1,
+    "dynamo": lambda: dynamo_cost,
+    "sticky": lambda: sticky_until_saturated,
+}
+"""By the name that settings and the simulator use; each call makes a fresh policy."""
+
+
+def _algorithm_1(prompt_tokens: int, candidate: Candidate) -> Decision:
+    usable = _usable(prompt_tokens, candidate)
+    hit = min(candidate.hit_blocks, usable)
+    best = max(candidate.sources, key=lambda s: s.blocks, default=None)
+    length = min(best.blocks, usable) if best else 0
+    if best is None or length <= hit or (hit and length / hit <= BALANCING_THRESHOLD):
+        return _plain(prompt_tokens, candidate)
+    return _priced(prompt_tokens, candidate, hit, best, length - hit)
+
+
+def _plain(prompt_tokens: int, candidate: Candidate) -> Decision:
+    hit = min(candidate.hit_blocks, _usable(prompt_tokens, candidate))
+    return _priced(prompt_tokens, candidate, hit, None, 0)
+
+
+def _priced(
+    prompt_tokens: int, candidate: Candidate, hit: int, source: Source | None, pulled: int
+) -> Decision:
+    cached = (hit + pulled) * candidate.block_tokens
+    return Decision(
+        worker=candidate.worker,
+        hit_blocks=hit,
+        pull_blocks=pulled,
+        source=source,
+        queue_s=_queue_s(candidate),
+        pull_s=pull_seconds(pulled * candidate.block_bytes, source.link) if source else 0.0,
+        prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
+    )
+
+
+def _usable(prompt_tokens: int, candidate: Candidate) -> int:
+    return max(0, prompt_tokens - 1) // candidate.block_tokens
+
+
+def _queue_s(candidate: Candidate) -> float:
+    return candidate.prefill.queue_seconds(candidate.queued_tokens, candidate.queued_requests)
+
+
+def _least(
+    candidates: Sequence[Candidate], cost: Callable[[Candidate], float], draw: Draw
+) -> Candidate:
+    """The cheapest candidate; ties at random."""
+    costs = [cost(candidate) for candidate in candidates]
+    least = min(costs)
+    tied = [c for c, value in zip(candidates, costs, strict=True) if value <= least]
+    return tied[draw(len(tied))]

@@ -1,0 +1,312 @@
+"""The prefix index in Redis: segments of blocks as hashes of node bitmaps, leases by Redis's time.
+
+All decisions are in `redis_index.lua`, one atomic call each; this is its caller. Replies are
+checked here: what no sound server sends is `IndexUnavailable`, never a match.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
+from prefixfleet.store.errors import ConfigError, Fenced, IndexUnavailable
+from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot, StreamGap
+from prefixfleet.store.records import NodeRecord
+from prefixfleet.store.redis_functions import Argument, RedisFunctions, Reply
+
+log = logging.getLogger(__name__)
+
+CALL_BLOCKS = 256
+"""Blocks one changing call carries: it keeps the server busy for 0.5 ms."""
+MATCH_BLOCKS = 8 * SEGMENT_BLOCKS
+"""Blocks one lookup call covers."""
+SWEEP_STEPS = 8
+"""Bounded steps of the sweep that follow a renewal."""
+SNAPSHOT_LIMIT_S = 60.0
+PAGE_FIELDS = 1000
+FOLLOW_BLOCK_S = 1.0
+READ_EVENTS = 64
+EVENT_KINDS = ("publish", "withdraw", "join", "leave")
+
+Segments: TypeAlias = Mapping[BlockHash, Sequence[BlockHash]]
+_Position: TypeAlias = tuple[int, int]
+"""Generation of the event stream, and number of the last event read."""
+
+
+class RedisIndex:
+    """`PrefixIndex` in Redis >= 7 or Valkey. Owned by one event loop; connects at the first call.
+
+    ``max_events`` bounds the stream that `follow` reads; who falls behind sees a `StreamGap`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        fleet: str,
+        *,
+        lease_s: float = 3.0,
+        timeout_s: float = 1.0,
+        max_events: int = 10_000,
+    ) -> None:
+        self._functions = RedisFunctions(url, fleet, "redis_index", timeout_s=timeout_s)
+        self._lease_s = lease_s
+        self._max_events = max_events
+        self.corrupt_records = 0
+
+    async def prepare(self) -> None:
+        """Check the server. Raises `ConfigError` or `IndexUnavailable`; see `RedisFunctions`."""
+        await self._functions.prepare()
+
+    async def join(self, record: NodeRecord) -> Membership:
+        """See `PrefixIndex`."""
+        reply = await self._functions.call(
+            "join", record.node, record.encode(), self._lease_s, self._max_events
+        )
+        with _sound("join"):
+            slot, epoch, dirty = map(int, reply)
+        await self._sweep(dirty)
+        return Membership(record.node, epoch, slot)
+
+    async def renew(self, member: Membership, record: NodeRecord) -> None:
+        """See `PrefixIndex`. Sweeps a little of what ended lives have left."""
+        dirty = await self._change("renew", member, record.encode(), self._lease_s)
+        await self._sweep(dirty)
+
+    async def leave(self, member: Membership) -> None:
+        """See `PrefixIndex`."""
+        with contextlib.suppress(Fenced):
+            await self._change("leave", member)
+
+    async def publish(self, member: Membership, segments: Segments) -> None:
+        """See `PrefixIndex`. In calls of `CALL_BLOCKS`; one that fails leaves the rest undone."""
+        for batch in _batches(segments):
+            await self._change("publish", member, *batch)
+
+    async def withdraw(self, member: Membership, segments: Segments) -> None:
+        """See `PrefixIndex`. Raises `Fenced` too."""
+        for batch in _batches(segments):
+            await self._change("withdraw", member, *batch)
+
+    async def match(self, chain: Sequence[BlockHash]) -> dict[str, int]:
+        """See `PrefixIndex`."""
+        found: dict[bytes, int] = {}
+        for start in range(0, len(chain), MATCH_BLOCKS):
+            part = chain[start : start + MATCH_BLOCKS]
+            reply = await self._functions.ask("match", _pack(part), *part[::SEGMENT_BLOCKS])
+            with _sound("match"):
+                lengths = _lengths(reply, len(part))
+            whole_so_far = {i for i, length in found.items() if length == start}
+            found |= {i: start + n for i, n in lengths.items() if not start or i in whole_so_far}
+            if start + len(part) not in found.values():
+                break
+        with _sound("match"):
+            return {_member(0, identity).node: length for identity, length in found.items()}
+
+    async def copies(self, segments: Segments) -> dict[BlockHash, int]:
+        """See `PrefixIndex`."""
+        counts: list[int] = []
+        for batch in _batches(segments):
+            reply = await self._functions.ask("copies", *batch)
+            with _sound("copies"):
+                counts += map(int, reply)
+        blocks = [block for group in segments.values() for block in group]
+        with _sound("copies"):
+            return dict(zip(blocks, counts, strict=True))
+
+    async def members(self) -> list[tuple[Membership, NodeRecord]]:
+        """See `PrefixIndex`. A record that cannot be read is left out, logged and counted."""
+        found = []
+        for member, record in (await self._state())[1]:
+            try:
+                found.append((member, NodeRecord.decode(record)))
+            except ConfigError as error:
+                self.corrupt_records += 1
+                log.warning("record of node %r in the index ignored: %s", member.node, error)
+        return found
+
+    async def snapshot(self) -> Snapshot:
+        """See `PrefixIndex`. Read in pages after the cursor was taken: events that come in
+        meanwhile are read again by `follow`, and each of them says the last word on its blocks.
+        """
+        try:
+            async with asyncio.timeout(SNAPSHOT_LIMIT_S):
+                position, found = await self._state()
+                members = tuple(member for member, _ in found)
+                holders = await self._holders(sum(1 << m.slot for m in members))
+        except TimeoutError as error:
+            raise IndexUnavailable(f"no snapshot within {SNAPSHOT_LIMIT_S} s") from error
+        return Snapshot(members, holders, _format(position))
+
+    async def follow(self, cursor: str) -> AsyncIterator[IndexEvent]:
+        """See `PrefixIndex`. Event ids have no holes within a generation, and a server that
+        lost its memory begins another one."""
+        try:
+            position = _parse_position(cursor.encode())
+        except ValueError as error:
+            raise StreamGap(f"cursor {cursor!r} is none of ours") from error
+        was_ahead = False
+        while True:
+            entries = await self._read_events(position)
+            for entry_id, event in entries:
+                position = _advance(position, entry_id)
+                yield event
+            ahead = not entries and await self._is_ahead(position)
+            if ahead and was_ahead:
+                raise StreamGap(f"events after {position} are gone")
+            was_ahead = ahead
+
+    async def close(self) -> None:
+        """See `PrefixIndex`."""
+        await self._functions.close()
+
+    async def _change(self, function: str, member: Membership, *args: Argument) -> Reply:
+        identity = f"{member.epoch} {member.node}"
+        return await self._functions.call(function, member.slot, identity, self._max_events, *args)
+
+    async def _sweep(self, dirty: object) -> None:
+        """Clear the bits of ended lives, a bounded number of steps."""
+        for _ in range(SWEEP_STEPS):
+            if not dirty:
+                return
+            dirty = await self._functions.call("sweep")
+
+    async def _state(self) -> tuple[_Position, list[tuple[Membership, bytes]]]:
+        reply = await self._functions.ask("members")
+        with _sound("members"):
+            position = (int(reply[0]), int(reply[1]))
+            entries = zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
+            return position, [(_member(slot, who), _bytes(record)) for slot, who, record in entries]
+
+    async def _holders(self, live: int) -> dict[bytes, int]:
+        prefix = self._functions.prefix
+        holders: dict[bytes, int] = {}
+        cursor = b"0"
+        while True:
+            reply = await self._functions.command("SSCAN", prefix + b"heads", cursor, "COUNT", 64)
+            with _sound("SSCAN"):
+                cursor, heads = reply
+                pages = [(prefix + b"s:" + head, b"0") for head in heads]
+            while pages:
+                replies = await self._functions.commands(
+                    ("HSCAN", key, at, "COUNT", PAGE_FIELDS) for key, at in pages
+                )
+                with _sound("HSCAN"):
+                    for _, fields in replies:
+                        _add_holders(holders, fields, live)
+                    places = zip(pages, replies, strict=True)
+                    pages = [(key, at) for (key, _), (at, _) in places if at != b"0"]
+            if cursor == b"0":
+                return holders
+
+    async def _read_events(self, position: _Position) -> list[tuple[bytes, IndexEvent]]:
+        reply = await self._functions.command(
+            *("XREAD", "COUNT", READ_EVENTS, "BLOCK", int(FOLLOW_BLOCK_S * 1000)),
+            *("STREAMS", self._functions.prefix + b"events", _format(position)),
+            timeout_s=FOLLOW_BLOCK_S + self._functions.timeout_s,
+        )
+        try:
+            return [] if reply is None else [(i, _event(entry)) for i, entry in reply[0][1]]
+        except _UNSOUND as error:
+            raise StreamGap(f"the event stream holds what is none of ours: {error}") from error
+
+    async def _is_ahead(self, position: _Position) -> bool:
+        """Whether the server has events after ``position``. Raises `StreamGap` if it lost ours."""
+        key = self._functions.prefix + b"meta"
+        reply = await self._functions.command("HMGET", key, "generation", "events")
+        with _sound("HMGET"):
+            generation, number = (int(value or 0) for value in reply)
+        if position[0] not in (0, generation):
+            raise StreamGap(f"the index began anew: generation {generation}, not {position[0]}")
+        return number > position[1]
+
+
+_UNSOUND = (ValueError, TypeError, IndexError, AttributeError)
+"""What taking a reply apart raises when it does not have the agreed form."""
+
+
+@contextlib.contextmanager
+def _sound(what: str) -> Iterator[None]:
+    """Around the decoding of a reply, and nothing else."""
+    try:
+        yield
+    except _UNSOUND as error:
+        raise IndexUnavailable(f"{what}: a reply that no sound server sends ({error})") from error
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, bytes):
+        raise TypeError(f"got {type(value).__name__}, expected bytes")
+    return value
+
+
+def _member(slot: bytes | int, identity: bytes) -> Membership:
+    epoch, _, node = identity.partition(b" ")
+    return Membership(node.decode(), int(epoch), int(slot))
+
+
+def _lengths(reply: Sequence[Reply], limit: int) -> dict[bytes, int]:
+    lengths = dict(zip(reply[::2], reply[1::2], strict=True))
+    if not all(isinstance(n, int) and 0 < n <= limit for n in lengths.values()):
+        raise ValueError(f"lengths {list(lengths.values())} of a chain of {limit} blocks")
+    return lengths
+
+
+def _add_holders(holders: dict[bytes, int], fields: Sequence[bytes], live: int) -> None:
+    for field, bitmap in zip(fields[::2], fields[1::2], strict=True):
+        if len(field) == FIELD_BYTES and (bits := int.from_bytes(bitmap, "little") & live):
+            holders[field] = bits
+
+
+def _event(entry: Sequence[bytes]) -> IndexEvent:
+    values = dict(zip(entry[::2], entry[1::2], strict=True))
+    kind, packed = values[b"kind"].decode(), values[b"fields"]
+    if kind not in EVENT_KINDS or len(packed) % FIELD_BYTES:
+        raise ValueError(f"event of kind {kind!r}, {len(packed)} bytes of fields")
+    member = _member(values[b"slot"], values[b"identity"])
+    fields = (packed[i : i + FIELD_BYTES] for i in range(0, len(packed), FIELD_BYTES))
+    return IndexEvent(kind, member, tuple(fields))
+
+
+def _parse_position(cursor: bytes) -> _Position:
+    generation, number = cursor.split(b"-")
+    return int(generation), int(number)
+
+
+def _format(position: _Position) -> str:
+    return f"{position[0]}-{position[1]}"
+
+
+def _advance(position: _Position, entry_id: bytes) -> _Position:
+    """The position after the next event. The very first generation may begin after a snapshot of
+    an empty server."""
+    generation, number = _parse_position(entry_id)
+    if position[0] not in (0, generation) or number != position[1] + 1:
+        raise StreamGap(f"event {entry_id!r} does not follow {position}")
+    return generation, number
+
+
+def _pack(blocks: Sequence[BlockHash]) -> bytes:
+    packed = b"".join([block[:FIELD_BYTES] for block in blocks])
+    if len(packed) != FIELD_BYTES * len(blocks):
+        raise ValueError(f"a block hash is shorter than {FIELD_BYTES} bytes")
+    return packed
+
+
+def _batches(segments: Segments) -> Iterator[list[bytes]]:
+    """Arguments of calls of at most `CALL_BLOCKS` blocks: head, packed fields, head, ..."""
+    batch: list[bytes] = []
+    room = CALL_BLOCKS
+    for head, blocks in segments.items():
+        start = 0
+        while start < len(blocks):
+            part = blocks[start : start + room]
+            batch += [head, _pack(part)]
+            start += len(part)
+            room -= len(part)
+            if room == 0:
+                yield batch
+                batch, room = [], CALL_BLOCKS
+    if batch:
+        yield batch

@@ -1,0 +1,51 @@
+"""`WorkerRegistry`: which engines serve requests, as they say themselves. The other half of the
+meeting place of cluster and router; the blocks are in `index`."""
+
+import logging
+
+from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.redis_functions import RedisFunctions
+
+log = logging.getLogger(__name__)
+
+
+class WorkerRegistry:
+    """Workers of one fleet, in Redis. Owned by one event loop; connects at the first call.
+
+    Every call raises `IndexUnavailable` instead of waiting past ``timeout_s``.
+    """
+
+    def __init__(self, url: str, fleet: str, *, timeout_s: float = 1.0) -> None:
+        self._functions = RedisFunctions(url, fleet, "registry", timeout_s=timeout_s)
+        self.corrupt_records = 0
+
+    async def prepare(self) -> None:
+        """Check the server. Raises `ConfigError` or `IndexUnavailable`; see `RedisFunctions`."""
+        await self._functions.prepare()
+
+    async def announce(self, record: WorkerRecord, *, ttl_s: float) -> None:
+        """Say that a worker is there for the next ``ttl_s`` seconds; replaces what it said last."""
+        await self._functions.call("announce", record.worker, record.encode(), ttl_s)
+
+    async def withdraw(self, worker: str) -> None:
+        """Take a worker off at once; an unknown one is ignored."""
+        await self._functions.call("withdraw", worker)
+
+    async def workers(self) -> list[WorkerRecord]:
+        """Who is there, by name. A record that cannot be read is left out, logged and counted."""
+        records = []
+        reply = await self._functions.ask("workers")
+        if not isinstance(reply, list):
+            raise IndexUnavailable(f"workers: got {reply!r:.80}, expected a list")
+        for data in reply:
+            try:
+                records.append(WorkerRecord.decode(data))
+            except (ConfigError, TypeError) as error:
+                self.corrupt_records += 1
+                log.warning("record of a worker ignored: %s", error)
+        return sorted(records, key=lambda record: record.worker)
+
+    async def close(self) -> None:
+        """Give back connections. What was announced stays until its time is over."""
+        await self._functions.close()

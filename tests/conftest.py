@@ -1,0 +1,30 @@
+"""Fixtures that more than one folder of tests uses."""
+
+import pytest
+from clocks import ManualClock
+from redis_servers import new_fleet, running_server
+
+
+@pytest.fixture
+def clock():
+    """Seconds that pass only when the test says so."""
+    return ManualClock()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory):
+    """A real server, shared by the whole session: use a `fleet` of your own on it."""
+    with running_server(tmp_path_factory.mktemp("redis")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server):
+    """Where the shared server is, with its password."""
+    return redis_server.url
+
+
+@pytest.fixture
+def fleet():
+    """Name of a fleet that no other test uses."""
+    return new_fleet()

@@ -113,7 +113,8 @@ class PullPlan(_Record):
 
     ``source`` is empty when nothing is to be pulled. ``blocks`` leading blocks of the prompt's
     chain are wanted from it, at most. ``budget_s`` seconds are left for the pull when the
-    record is sent: clocks of two hosts do not compare, remaining seconds do.
+    record is sent: clocks of two hosts do not compare, remaining seconds do. ``link`` names the
+    link to use; empty leaves it to the target.
     """
 
     request: str
@@ -121,6 +122,7 @@ class PullPlan(_Record):
     source_epoch: Count = 0
     blocks: Count = 0
     budget_s: Seconds = 5.0
+    link: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

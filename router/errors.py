@@ -38,6 +38,12 @@ class UnknownModel(Refusal):
     status, kind, code = 404, "invalid_request_error", "model_not_found"
 
 
+class NotFound(Refusal):
+    """There is no such route."""
+
+    status, kind, code = 404, "invalid_request_error", "not_found"
+
+
 class TooLarge(Refusal):
     """The body is over the limit."""
 

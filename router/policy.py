@@ -38,6 +38,7 @@ class Candidate:
     queued_tokens: int  # uncached tokens of requests that wait for their first token
     queued_requests: int
     prefill: PrefillModel
+    block_tokens: int
     block_bytes: int
     sources: Sequence[Source] = ()
 
@@ -60,26 +61,24 @@ class Decision:
         return max(self.queue_s, self.pull_s) + self.prefill_s
 
 
-def choose(
-    prompt_tokens: int, block_tokens: int, candidates: Sequence[Candidate], draw: Draw
-) -> Decision:
+def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
     """The decision with the least estimated time to first token. ``candidates`` is not empty."""
-    decisions = [best_for(prompt_tokens, block_tokens, candidate) for candidate in candidates]
+    decisions = [best_for(prompt_tokens, candidate) for candidate in candidates]
     least = min(decision.total_s for decision in decisions)
     tied = [decision for decision in decisions if decision.total_s <= least * (1 + TIE) + 1e-6]
     return tied[draw(len(tied))]
 
 
-def best_for(prompt_tokens: int, block_tokens: int, candidate: Candidate) -> Decision:
+def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
     # The engine computes at least the last token itself
-    usable = max(0, prompt_tokens - 1) // block_tokens
+    usable = max(0, prompt_tokens - 1) // candidate.block_tokens
     hit = min(candidate.hit_blocks, usable)
     queue_s = candidate.prefill.queue_seconds(candidate.queued_tokens, candidate.queued_requests)
 
     def priced(source: Source | None, pulled: int) -> Decision:
         link = source.link if source else None
-        cached = (hit + pulled) * block_tokens
+        cached = (hit + pulled) * candidate.block_tokens
         return Decision(
             worker=candidate.worker,
             hit_blocks=hit,

@@ -87,10 +87,9 @@ class View:
             self._drop_bit(member)
             self._assumed.pop(member.node, None)
 
-    def keep_only(self, live: Iterable[Membership]) -> None:
-        """Forget members whose lease ended without an event. Unknown ones come with theirs."""
-        alive = set(live)
-        for member in [m for m in self._members.values() if m not in alive]:
+    def forget(self, gone: Iterable[Membership]) -> None:
+        """Forget members whose lease ended, whether or not an event says so."""
+        for member in gone:
             self.apply(IndexEvent("leave", member))
 
     def suspect(self, node: str) -> None:

@@ -20,6 +20,7 @@ IDLE = Candidate(
     queued_tokens=0,
     queued_requests=0,
     prefill=first_guess(1_000.0),
+    block_tokens=BLOCK_TOKENS,
     block_bytes=1_000,
 )
 
@@ -35,7 +36,7 @@ def first(_: int) -> int:
 def test_the_worker_whose_node_holds_the_prefix_wins():
     holder = replace(IDLE, worker="b", node="node-b", hit_blocks=50)
 
-    decision = choose(1_000, BLOCK_TOKENS, [IDLE, holder], first)
+    decision = choose(1_000, [IDLE, holder], first)
 
     assert (decision.worker, decision.hit_blocks, decision.pull_blocks) == ("b", 50, 0)
 
@@ -44,13 +45,13 @@ def test_a_busy_holder_loses_to_an_idle_worker_that_pulls():
     busy = replace(IDLE, worker="b", hit_blocks=60, queued_tokens=50_000, queued_requests=9)
     puller = replace(IDLE, sources=[source(60)])
 
-    decision = choose(1_000, BLOCK_TOKENS, [busy, puller], first)
+    decision = choose(1_000, [busy, puller], first)
 
     assert (decision.worker, decision.pull_blocks, decision.source) == ("a", 60, source(60))
 
 
 def test_a_slow_link_is_not_used():
-    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[source(60, SLOW)]))
+    decision = best_for(1_000, replace(IDLE, sources=[source(60, SLOW)]))
 
     assert decision.pull_blocks == 0
     assert decision.source is None
@@ -59,13 +60,13 @@ def test_a_slow_link_is_not_used():
 def test_a_shorter_prefix_over_a_fast_link_beats_a_longer_one_over_a_slow_link():
     near, far = source(50), source(60, SLOW, "node-far")
 
-    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[far, near]))
+    decision = best_for(1_000, replace(IDLE, sources=[far, near]))
 
     assert decision.source == near
 
 
 def test_what_the_node_has_is_not_pulled():
-    decision = best_for(1_000, BLOCK_TOKENS, replace(IDLE, hit_blocks=20, sources=[source(50)]))
+    decision = best_for(1_000, replace(IDLE, hit_blocks=20, sources=[source(50)]))
 
     assert (decision.hit_blocks, decision.pull_blocks) == (20, 30)
 
@@ -73,12 +74,12 @@ def test_what_the_node_has_is_not_pulled():
 def test_a_node_is_no_source_for_itself():
     own = source(50, node="node-a")
 
-    assert best_for(1_000, BLOCK_TOKENS, replace(IDLE, sources=[own])).source is None
+    assert best_for(1_000, replace(IDLE, sources=[own])).source is None
 
 
 @pytest.mark.parametrize(("tokens", "usable"), [(0, 0), (1, 0), (16, 0), (17, 1), (32, 1), (33, 2)])
 def test_the_last_token_is_always_computed(tokens, usable):
-    decision = best_for(tokens, BLOCK_TOKENS, replace(IDLE, hit_blocks=99))
+    decision = best_for(tokens, replace(IDLE, hit_blocks=99))
 
     assert decision.hit_blocks == usable
 
@@ -87,7 +88,7 @@ def test_a_pull_that_the_queue_hides_costs_nothing():
     link = LinkSpeed(bytes_per_s=1e4, setup_s=0.0)  # a block takes 0.1 s to pull, 16 ms to compute
     waiting = replace(IDLE, queued_tokens=2_000, queued_requests=1, sources=[source(60, link)])
 
-    decision = best_for(1_000, BLOCK_TOKENS, waiting)
+    decision = best_for(1_000, waiting)
 
     assert decision.pull_blocks == 20
     assert decision.pull_s <= decision.queue_s
@@ -97,7 +98,7 @@ def test_equal_workers_are_drawn_at_random():
     others = [replace(IDLE, worker=name) for name in "abcd"]
     draw = random.Random(1).randrange
 
-    chosen = {choose(100, BLOCK_TOKENS, others, draw).worker for _ in range(100)}
+    chosen = {choose(100, others, draw).worker for _ in range(100)}
 
     assert chosen == set("abcd")
 
@@ -124,7 +125,7 @@ def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, sp
     usable = (tokens - 1) // BLOCK_TOKENS
     hit = min(hit, usable)
 
-    decision = best_for(tokens, BLOCK_TOKENS, candidate)
+    decision = best_for(tokens, candidate)
 
     others = [
         total_s(model, decision.queue_s, tokens, hit, pulled, link)

@@ -122,7 +122,7 @@ def test_members_whose_lease_ended_are_forgotten(view):
     publish(view, A, chain(3))
     publish(view, B, chain(3))
 
-    view.keep_only([B, C])
+    view.forget([A])
 
     assert view.leading(chain(3)) == {"b": 3}
 

@@ -1,0 +1,71 @@
+"""``prefixfleet-router``: one router process on one port."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+
+import uvloop
+from aiohttp import web
+
+from prefixfleet.router.app import make_app
+from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.settings import RouterSettings
+from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.settings import FleetSettings
+
+DRAIN_S = 10.0  # streams get this long to end after a signal to stop
+
+
+def main() -> None:
+    """Run until SIGTERM or SIGINT. Exits with 2 on a wrong setting, after saying which."""
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        settings, fleet = RouterSettings.read(), FleetSettings.read()
+        uvloop.run(_serve(settings, fleet, fleet.secret()))
+    except (ConfigError, OSError) as error:  # OSError: the address cannot be used
+        print(f"prefixfleet-router: {error}", file=sys.stderr)  # noqa: T201
+        sys.exit(2)
+
+
+async def _serve(settings: RouterSettings, fleet: FleetSettings, secret: bytes) -> None:
+    url = fleet.redis_url.get_secret_value()
+    index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
+    async with contextlib.AsyncExitStack() as stack:
+        for connected in (index, registry):
+            stack.push_async_callback(connected.close)
+            with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
+                await connected.prepare()
+        router = await stack.enter_async_context(Router(Fleet(index, registry, secret), settings))
+        await _listen(router)
+
+
+async def _listen(router: Router) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runner = app_runner(router)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, router.settings.host, router.settings.port).start()
+        host, port = runner.addresses[0][:2]
+        print(f"prefixfleet router on http://{host}:{port}", flush=True)  # noqa: T201 - for scripts
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def app_runner(router: Router) -> web.AppRunner:
+    """Runner of an opened router: a client that leaves cancels its request."""
+    return web.AppRunner(
+        make_app(router), handler_cancellation=True, shutdown_timeout=DRAIN_S, access_log=None
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""From a prompt to a decision: looks up what is known and asks the policy. No I/O.
+
+Holds what the decision rests on: the view, the book, the nodes' records and one learned prefill
+model a worker.
+"""
+
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from prefixfleet.router.book import Book, Charge
+from prefixfleet.router.estimate import (
+    UNMEASURED,
+    LinkSpeed,
+    PrefillModel,
+    first_guess,
+    observe,
+)
+from prefixfleet.router.policy import Candidate, Decision, Source, choose
+from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.view import View
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.records import NodeRecord, PullPlan
+
+Chains = Mapping[bytes, Sequence[BlockHash]]
+"""A prompt's chain in each namespace that its workers have."""
+
+MIN_PULL_BUDGET_S = 1.0
+PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dispatched:
+    """Where a request goes, why, and what its node shall do."""
+
+    worker: Worker
+    decision: Decision
+    plan: PullPlan
+    chain: Sequence[BlockHash]
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that the worker is expected not to compute."""
+        return self.worker.block_tokens * (self.decision.hit_blocks + self.decision.pull_blocks)
+
+
+class Dispatcher:
+    """Owned by the router's event loop; not thread-safe."""
+
+    def __init__(
+        self,
+        view: View,
+        book: Book,
+        records: Callable[[], Mapping[str, NodeRecord]],
+        key: bytes,
+        draw: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self.view = view
+        self.book = book
+        self._records = records
+        self._key = key
+        self._draw = draw
+        self._models: dict[str, PrefillModel] = {}
+
+    def chains(self, prompt: Prompt, workers: Sequence[Worker]) -> Chains:
+        """The prompt's chain in each namespace of ``workers``. Slow for long prompts; pure."""
+        kinds = {worker.namespace: worker.block_tokens for worker in workers}
+        return {
+            namespace: prefix_chain(prompt, namespace, block_tokens, self._key)
+            for namespace, block_tokens in kinds.items()
+        }
+
+    def dispatch(
+        self,
+        request: str,
+        prompt: Prompt,
+        chains: Chains,
+        workers: Sequence[Worker],
+    ) -> Dispatched:
+        """The decision for one request; ``workers`` is not empty."""
+        held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
+        expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
+        candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
+        decision = choose(prompt.tokens, candidates, self._draw)
+        worker = next(w for w in workers if w.name == decision.worker)
+        chain = chains[worker.namespace]
+        self.view.assume(worker.record.node, chain)
+        return Dispatched(
+            worker=worker, decision=decision, plan=_plan(request, decision), chain=chain
+        )
+
+    def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
+        """Follow an observed time to first token, if the request had its worker to itself."""
+        if charge.alone and charge.first_byte_s is not None and not prompt.blind:
+            worker = dispatched.worker
+            seconds = charge.first_byte_s - charge.started_s - dispatched.decision.pull_s
+            self._models[worker.name] = observe(
+                self.prefill_model(worker),
+                prompt.tokens,
+                min(prompt.tokens, dispatched.cached_tokens),
+                max(0.0, seconds),
+            )
+
+    def prefill_model(self, worker: Worker) -> PrefillModel:
+        """What is known of the worker's speed."""
+        known = self._models.get(worker.name)
+        return known or first_guess(worker.record.prefill_tokens_per_s)
+
+    def forget(self, name: str) -> None:
+        """Drop what was learned of a worker that is gone."""
+        self._models.pop(name, None)
+
+    def _candidate(
+        self, worker: Worker, held: Mapping[str, int], expected: Mapping[str, int]
+    ) -> Candidate:
+        node = worker.record.node
+        load = self.book.load(worker.name)
+        return Candidate(
+            worker=worker.name,
+            node=node,
+            hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
+            queued_tokens=load.queued_tokens,
+            queued_requests=load.queued_requests,
+            prefill=self.prefill_model(worker),
+            block_tokens=worker.block_tokens,
+            block_bytes=worker.record.block_bytes,
+            sources=[
+                Source(
+                    node=source,
+                    epoch=self.view.members[source].epoch,
+                    blocks=blocks,
+                    link=self._link(node, source),
+                )
+                for source, blocks in held.items()
+                if source != node
+            ],
+        )
+
+    def _link(self, node: str, source: str) -> LinkSpeed:
+        """What ``node`` measured of its pulls from ``source``."""
+        record = self._records().get(node)
+        links = record.stats.get("links", {}) if record else {}
+        measured = links.get(source) if isinstance(links, dict) else None
+        return _read_link(measured) or UNMEASURED
+
+
+def _read_link(measured: object) -> LinkSpeed | None:
+    if not isinstance(measured, dict):
+        return None
+    speed, setup = measured.get("bytes_per_s"), measured.get("setup_s")
+    if not isinstance(speed, int | float) or not isinstance(setup, int | float) or speed <= 0:
+        return None
+    return LinkSpeed(bytes_per_s=float(speed), setup_s=max(0.0, float(setup)))
+
+
+def _plan(request: str, decision: Decision) -> PullPlan:
+    if decision.source is None:
+        return PullPlan(request=request)
+    return PullPlan(
+        request=request,
+        source=decision.source.node,
+        source_epoch=decision.source.epoch,
+        blocks=decision.hit_blocks + decision.pull_blocks,
+        budget_s=max(MIN_PULL_BUDGET_S, PULL_PATIENCE * decision.pull_s),
+    )

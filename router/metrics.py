@@ -1,0 +1,105 @@
+"""Every Prometheus metric of the router, with its unit and labels. Labels have few values:
+routes and states are ours, worker and node names come from the fleet, never from a client.
+"""
+
+from collections import Counter as CountOf
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from prefixfleet.router.roster import STATES
+
+if TYPE_CHECKING:
+    from prefixfleet.router.core import Router
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+_RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+class Metrics:
+    """Owned by one router; its own registry, so that several live in one process of a test."""
+
+    def __init__(self) -> None:
+        self.registry = r = CollectorRegistry()
+        self.requests = Counter(
+            "prefixfleet_requests", "Requests answered", ["route", "status"], registry=r
+        )
+        self.in_flight = Gauge(
+            "prefixfleet_requests_in_flight", "Requests being served", registry=r
+        )
+        self.ttft_s = Histogram(
+            "prefixfleet_ttft_seconds",
+            "Request received to first byte of the answer",
+            ["route"],
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.tokenise_s = Histogram(
+            "prefixfleet_tokenise_seconds",
+            "Rendering, tokenising and hashing a prompt",
+            buckets=_DECISION_SECONDS,
+            registry=r,
+        )
+        self.decision_s = Histogram(
+            "prefixfleet_decision_seconds",
+            "Looking up the prefix and choosing a worker",
+            buckets=_DECISION_SECONDS,
+            registry=r,
+        )
+        self.estimate_error_s = Histogram(
+            "prefixfleet_estimate_error_seconds",
+            "Absolute difference of estimated and observed time to first byte",
+            buckets=_SECONDS,
+            registry=r,
+        )
+        self.hit_ratio = Histogram(
+            "prefixfleet_hit_ratio",
+            "Part of a prompt's tokens that was not computed",
+            ["route"],
+            buckets=_RATIOS,
+            registry=r,
+        )
+        self.prompt_tokens = Counter(
+            "prefixfleet_prompt_tokens",
+            "Prompt tokens by where they came from; streams are counted as planned",
+            ["source", "basis"],
+            registry=r,
+        )
+        self.blind = Counter(
+            "prefixfleet_blind_prompts", "Prompts routed by load alone", ["route"], registry=r
+        )
+        self.decisions = Counter(
+            "prefixfleet_decisions", "Requests sent", ["worker", "pull"], registry=r
+        )
+        self.retries = Counter(
+            "prefixfleet_retries", "Requests sent to another worker", ["reason"], registry=r
+        )
+        self.broken_streams = Counter(
+            "prefixfleet_broken_streams", "Answers that a worker broke off", registry=r
+        )
+        self.hints = Counter(
+            "prefixfleet_prefetch_hints", "Hints sent to nodes", ["result"], registry=r
+        )
+        self.workers = Gauge("prefixfleet_workers", "Known workers", ["state"], registry=r)
+        self.nodes = Gauge("prefixfleet_nodes", "Live nodes in the view", registry=r)
+        self.view_blocks = Gauge("prefixfleet_view_blocks", "Blocks in the view", registry=r)
+        self.view_gaps = Gauge("prefixfleet_view_gaps", "Lost event streams", registry=r)
+        self.degraded = Gauge("prefixfleet_degraded", "Degraded modes", ["mode"], registry=r)
+
+    def read_gauges(self, router: "Router") -> None:
+        """Set what is read rather than counted."""
+        self.in_flight.set(router.in_flight)
+        self.nodes.set(len(router.view.members))
+        self.view_blocks.set(len(router.view))
+        self.view_gaps.set(router.feed.gaps)
+        states = CountOf(standing.state for standing in router.roster.standings())
+        for state in STATES:
+            self.workers.labels(state).set(states[state])
+        self.degraded.clear()
+        for mode in router.degraded.modes():
+            self.degraded.labels(mode.name).set(1)
+
+    def render(self) -> bytes:
+        """Text exposition format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,78 @@
+"""An upstream answer to the client, byte for byte: nothing is parsed, cut or joined.
+
+A short whole answer is held until it is complete, so that a worker that breaks it off can still
+be replaced; a stream is passed on as its bytes arrive, and what breaks then is told to the client.
+"""
+
+import logging
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from prefixfleet.router.errors import UpstreamFailed, error_body
+from prefixfleet.router.headers import to_client
+from prefixfleet.router.upstream import Answer, StreamBroken, WorkerLost
+
+MAX_HELD_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+async def pass_on(
+    answer: Answer, request: web.Request, ours: Mapping[str, str]
+) -> tuple[web.StreamResponse, bytes]:
+    """The finished response, and the whole body if it was held (else empty).
+
+    Raises:
+        WorkerLost: the worker broke off an answer of which the client has nothing yet.
+    """
+    headers = to_client(answer.response.headers, ours)
+    length = answer.response.content_length
+    if length is not None and length <= MAX_HELD_BYTES:
+        body = await _whole(answer)
+        headers.popall("Content-Length", None)
+        return web.Response(status=answer.response.status, headers=headers, body=body), body
+    return await _stream(answer, request, headers), b""
+
+
+async def _whole(answer: Answer) -> bytes:
+    try:
+        return b"".join([answer.first, *[chunk async for chunk in answer.rest()]])
+    except StreamBroken as error:
+        raise WorkerLost("disconnected", f"{answer.response.url}: {error}") from error
+
+
+async def _stream(
+    answer: Answer, request: web.Request, headers: Mapping[str, str]
+) -> web.StreamResponse:
+    response = web.StreamResponse(
+        status=answer.response.status, reason=answer.response.reason, headers=headers
+    )
+    await response.prepare(request)
+    end = answer.first
+    try:
+        await response.write(answer.first)
+        async for chunk in answer.rest():
+            await response.write(chunk)
+            end = chunk
+    except StreamBroken as error:
+        await _break_off(answer, request, response, end, error)
+    else:
+        await response.write_eof()
+    return response
+
+
+async def _break_off(
+    answer: Answer,
+    request: web.Request,
+    response: web.StreamResponse,
+    end: bytes,
+    error: StreamBroken,
+) -> None:
+    """Tell the client what happened, then close without the end that a complete answer has."""
+    log.warning("%s broke off its answer: %s", answer.response.url, error)
+    if answer.response.content_type == "text/event-stream" and end.endswith((b"\n\n", b"\r\n\r\n")):
+        told = UpstreamFailed("the worker failed in the middle of its answer; ask again")
+        await response.write(b"data: " + error_body(told) + b"\n\n")
+    if request.transport:
+        request.transport.close()

@@ -1,0 +1,194 @@
+"""The workers that this router knows, and which of them may get traffic.
+
+A worker that the registry lists is examined (`parity`) before it counts as ready, again when its
+record changes, and again after it failed before our eyes. States: "checking", "ready", "refused"
+(it computes something else; the reason says what), "down" (it does not answer), "draining".
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.errors import NoWorker, UnknownModel
+from prefixfleet.router.parity import ParityFailed, WorkerSilent
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.records import WorkerRecord
+
+POLL_S = 1.0
+FIRST_RETRY_S = 0.25
+LAST_RETRY_S = 5.0
+MAX_EXAMINED_AT_ONCE = 8
+STATES = ("checking", "ready", "refused", "down", "draining")
+
+log = logging.getLogger(__name__)
+
+Examine = Callable[[WorkerRecord], Awaitable[Worker]]
+"""The worker, once it agrees with this router.
+
+Raises `ParityFailed`, `WorkerSilent`, `ConfigError`.
+"""
+
+
+class Registry(Protocol):
+    """Where workers are announced: `store.registry.WorkerRegistry` or a fixed list."""
+
+    async def workers(self) -> list[WorkerRecord]:
+        """Every announced worker whose lease holds. Raises `IndexUnavailable`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How one worker stands with this router, for `status`."""
+
+    record: WorkerRecord
+    state: str
+    reason: str
+
+
+@dataclass(slots=True)
+class _Seat:
+    record: WorkerRecord
+    state: str = "checking"
+    reason: str = ""
+    worker: Worker | None = None
+    examination: asyncio.Task[None] | None = field(default=None, repr=False)
+
+
+class Roster:
+    """Owned by the router's event loop. `run` keeps it up to date until it is cancelled."""
+
+    def __init__(self, registry: Registry, examine: Examine, degraded: Degraded) -> None:
+        self._registry = registry
+        self._examine = examine
+        self._degraded = degraded
+        self._seats: dict[str, _Seat] = {}
+        self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
+
+    def ready(self, model: str) -> list[Worker]:
+        """Workers that may get a request for ``model``; at least one.
+
+        Raises:
+            UnknownModel: other models are served, not this one.
+            NoWorker: none is ready at the moment.
+        """
+        ready = [
+            seat.worker
+            for seat in self._seats.values()
+            if seat.worker and seat.state == "ready" and seat.record.model == model
+        ]
+        if ready:
+            return ready
+        models = {seat.record.model for seat in self._seats.values()}
+        if models and model not in models:
+            raise UnknownModel(
+                f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
+                param="model",
+            )
+        raise NoWorker(
+            "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
+        )
+
+    def standings(self) -> list[Standing]:
+        """Every known worker with its state."""
+        return [Standing(s.record, s.state, s.reason) for s in self._seats.values()]
+
+    def lost(self, name: str, reason: str) -> None:
+        """A connection to worker ``name`` failed: no traffic until it was examined again."""
+        seat = self._seats.get(name)
+        if seat and seat.state in ("ready", "draining"):
+            log.warning("worker %s is down: %s", name, reason)
+            seat.state, seat.reason = "down", reason
+            self._start_examination(seat)
+
+    async def run(self) -> None:
+        """Follow the registry until cancelled."""
+        try:
+            while True:
+                await self._refresh()
+                await asyncio.sleep(POLL_S)
+        finally:
+            for seat in self._seats.values():
+                _stop(seat)
+
+    async def _refresh(self) -> None:
+        try:
+            records = await self._registry.workers()
+        except IndexUnavailable as error:
+            self._degraded.enter(
+                "registry",
+                f"the list of workers cannot be read ({error}); the last one stays in use",
+                "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
+            )
+            return
+        self._degraded.end("registry")
+        self.take(records)
+
+    def take(self, records: list[WorkerRecord]) -> None:
+        """Make the seats agree with ``records``: new and changed ones are examined."""
+        listed = {record.worker: record for record in records}
+        for name in self._seats.keys() - listed.keys():
+            log.info("worker %s left", name)
+            _stop(self._seats.pop(name))
+        for name, record in listed.items():
+            seat = self._seats.get(name)
+            if seat is None or _differs(seat.record, record):
+                self._seat(record, seat)
+            elif seat.record.state != record.state:
+                self._change_state(seat, record)
+
+    def _seat(self, record: WorkerRecord, before: _Seat | None) -> None:
+        if before:
+            log.info("worker %s changed its record", record.worker)
+            _stop(before)
+        seat = self._seats[record.worker] = _Seat(record)
+        self._start_examination(seat)
+
+    def _change_state(self, seat: _Seat, record: WorkerRecord) -> None:
+        log.info("worker %s is %s", record.worker, record.state)
+        seat.record = record
+        if seat.state in ("ready", "draining"):
+            seat.state = record.state
+
+    def _start_examination(self, seat: _Seat) -> None:
+        _stop(seat)
+        seat.examination = asyncio.create_task(self._examine_until_settled(seat))
+
+    async def _examine_until_settled(self, seat: _Seat) -> None:
+        retry_s = FIRST_RETRY_S
+        while True:
+            try:
+                async with self._slots:
+                    seat.worker = await self._examine(seat.record)
+            except WorkerSilent as error:
+                seat.reason = str(error)
+            except (ParityFailed, ConfigError) as error:
+                seat.state, seat.reason, seat.worker = "refused", str(error), None
+                log.error("worker %s is refused: %s", seat.record.worker, error)
+                return
+            except Exception as error:  # the top of a task: its fault must be seen
+                reason = f"the router failed to examine it: {type(error).__name__}: {error}"
+                seat.state, seat.reason, seat.worker = "refused", reason, None
+                log.exception("worker %s is refused: a fault of the router", seat.record.worker)
+                return
+            else:
+                seat.state, seat.reason = seat.record.state, ""
+                log.info("worker %s is %s", seat.record.worker, seat.state)
+                return
+            await asyncio.sleep(retry_s)
+            retry_s = min(2 * retry_s, LAST_RETRY_S)
+
+
+def _differs(before: WorkerRecord, after: WorkerRecord) -> bool:
+    """Whether anything changed that the examination depends on."""
+    return replace(before, state="") != replace(after, state="")
+
+
+def _stop(seat: _Seat) -> None:
+    if seat.examination:
+        seat.examination.cancel()
+        seat.examination = None

@@ -1,0 +1,128 @@
+"""A prompt's way through the router: read it, choose, send, watch what happens.
+
+The rules: the load is charged before the request is sent and released however it ends; until the
+client got its first byte another worker may be asked, after it never; a client that leaves
+cancels the request upstream (its handler is cancelled, which closes the connection).
+"""
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+
+from aiohttp import web
+from msgspec import to_builtins
+
+from prefixfleet.router.body import Body, read_body, with_transfer_params
+from prefixfleet.router.core import Router
+from prefixfleet.router.dispatch import Chains, Dispatched
+from prefixfleet.router.errors import BadRequest, TooBusy, UpstreamFailed
+from prefixfleet.router.headers import to_worker
+from prefixfleet.router.passing import pass_on
+from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.tokens import Tokens
+from prefixfleet.router.upstream import WorkerLost, ask
+from prefixfleet.router.watch import Passage
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.records import PARAMS_KEY
+
+MAX_WORKERS_TRIED = 3
+INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
+
+ReadPrompt = Callable[[Body, Tokens], Prompt]
+
+
+async def serve_prompt(
+    router: Router, request: web.Request, route: str, read_prompt: ReadPrompt
+) -> web.StreamResponse:
+    """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
+    received_s = router.clock()
+    _refuse_if_full(router)
+    body = read_body(await request.read())
+    model = body.get("model", str)
+    if model is None:
+        raise BadRequest("the field 'model' is missing or no text", param="model")
+    workers = router.roster.ready(model)
+    prompt, chains = await _understand(router, body, read_prompt, workers)
+    passage = Passage(router, request, route, body, prompt, received_s, uuid.uuid4().hex)
+    passage.note_prompt()
+    return await _try_workers(passage, workers, chains)
+
+
+def _refuse_if_full(router: Router) -> None:
+    if router.in_flight > router.settings.max_in_flight:
+        raise TooBusy(
+            f"{router.settings.max_in_flight} requests are in flight; "
+            "PREFIXFLEET_ROUTER_MAX_IN_FLIGHT is the limit",
+            retry_after_s=1.0,
+        )
+
+
+async def _understand(
+    router: Router, body: Body, read_prompt: ReadPrompt, workers: Sequence[Worker]
+) -> tuple[Prompt, Chains]:
+    """The prompt and its chains; off the event loop if that takes long."""
+
+    def read() -> tuple[Prompt, Chains]:
+        prompt = read_prompt(body, workers[0].tokens)
+        return prompt, router.dispatcher.chains(prompt, workers)
+
+    with router.metrics.tokenise_s.time():
+        if len(body.raw) <= INLINE_BYTES:
+            return read()
+        return await asyncio.get_running_loop().run_in_executor(router.threads, read)
+
+
+async def _try_workers(
+    passage: Passage, workers: Sequence[Worker], chains: Chains
+) -> web.StreamResponse:
+    router = passage.router
+    left = list(workers)
+    failures: list[str] = []
+    while left and len(failures) < MAX_WORKERS_TRIED:
+        with router.metrics.decision_s.time():
+            dispatched = router.dispatcher.dispatch(passage.id, passage.prompt, chains, left)
+        _refuse_if_late(router, dispatched)
+        try:
+            return await _send(passage, dispatched)
+        except WorkerLost as loss:
+            failures.append(str(loss))
+            left.remove(dispatched.worker)
+            router.metrics.retries.labels(loss.reason).inc()
+            if loss.reason != "status":
+                router.roster.lost(dispatched.worker.name, str(loss))
+    raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
+
+
+def _refuse_if_late(router: Router, dispatched: Dispatched) -> None:
+    slo_s, total_s = router.settings.ttft_slo_s, dispatched.decision.total_s
+    if slo_s and total_s > slo_s:
+        raise TooBusy(
+            f"the first token would come after {total_s:.1f} s, the limit is {slo_s:.1f} s",
+            retry_after_s=total_s - slo_s,
+        )
+
+
+async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
+    """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
+    router, worker, request = passage.router, dispatched.worker, passage.request
+    passage.say_why(dispatched)
+    node = router.feed.records.get(worker.record.node)
+    router.hints.send(node.http if node else "", dispatched)
+    tokens = max(1, passage.prompt.tokens - dispatched.cached_tokens)
+    with router.book.charged(
+        worker.name, tokens=tokens, sequences=passage.prompt.outputs
+    ) as charge:
+        async with ask(
+            router.session,
+            request.method,
+            worker.record.url + request.rel_url.raw_path_qs,
+            to_worker(request.headers, passage.id),
+            with_transfer_params(passage.body, {PARAMS_KEY: to_builtins(dispatched.plan)}),
+        ) as answer:
+            charge.first_byte(router.clock())
+            if answer.response.status == 200:
+                passage.note_first_byte(dispatched, charge)
+            response, whole = await pass_on(answer, request, passage.headers(dispatched))
+    if response.status == 200:
+        passage.note_reuse(dispatched, whole)
+    return response

@@ -1,0 +1,23 @@
+"""What one router reads from the environment: the section ``PREFIXFLEET_ROUTER_``."""
+
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from prefixfleet.store.settings import Section
+
+
+class RouterSettings(Section):
+    """Every default has its reason beside it; durations are seconds, sizes bytes."""
+
+    section: ClassVar[str] = "ROUTER_"
+
+    host: str = "127.0.0.1"  # open to others only when asked
+    port: int = Field(default=8000, ge=0, le=65_535)  # 0: any free one, printed at the start
+    max_body_bytes: int = Field(default=32 << 20, ge=1_024)  # 1 M tokens as ids, with room
+    max_in_flight: int = Field(default=4_096, ge=1)  # 4 times what one process was measured with
+    ttft_slo_s: float = Field(default=0.0, ge=0)  # 0: nothing is refused for being late
+    connect_timeout_s: float = Field(default=3.0, gt=0)  # a node's lease: longer and it is dead
+    silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
+    tokenizer_path: Path | None = None  # for a router that does not see the workers' folders

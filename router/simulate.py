@@ -1,0 +1,140 @@
+"""``prefixfleet simulate``: a trace through a simulated fleet, one policy beside the others."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
+from prefixfleet.router.peer_policies import PEERS, Policy
+from prefixfleet.router.policy import choose
+from prefixfleet.router.replay import positive
+from prefixfleet.router.replay_stats import spread
+from prefixfleet.router.simulator import Fleet, Served, Simulation
+from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
+from prefixfleet.store.errors import ConfigError
+
+OURS = "ours"
+POLICIES = {OURS: lambda: choose, **PEERS}
+
+
+def summarise(served: Sequence[Served], *, ttft_slo_s: float) -> dict[str, Any]:
+    """Figures of one run: TTFT of the accepted, hit rate by tokens, goodput, refusals."""
+    accepted = [s for s in served if not s.refused]
+    tokens = sum(s.tokens for s in accepted) or 1
+    span = (served[-1].at_s - served[0].at_s) or 1.0 if served else 1.0
+    return {
+        "requests": len(served),
+        "refused": len(served) - len(accepted),
+        "ttft_s": spread([s.ttft_s for s in accepted]),
+        "goodput_per_s": sum(s.ttft_s <= ttft_slo_s for s in accepted) / span,
+        "hit_rate": sum(s.local_tokens + s.pulled_tokens for s in accepted) / tokens,
+        "pulled_share": sum(s.pulled_tokens for s in accepted) / tokens,
+        "estimate_error_s": spread([abs(s.ttft_s - s.estimate_s) for s in accepted]),
+    }
+
+
+def speed_up(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
+    """The same requests ``factor`` times as fast."""
+    return [dataclasses.replace(a, at_s=a.at_s / factor) for a in arrivals]
+
+
+def simulate(fleet: Fleet, arrivals: Sequence[Arrival]) -> tuple[dict[str, Any], float]:
+    """Figures and the wall seconds that the run took."""
+    started = time.perf_counter()
+    simulation = Simulation(fleet)
+    served = simulation.run(arrivals)
+    wall_s = time.perf_counter() - started
+    simulation.check()
+    return summarise(served, ttft_slo_s=fleet.ttft_slo_s), wall_s
+
+
+def block_trace(path: Path, limit: int | None) -> list[Arrival]:
+    """A trace of block ids. Raises `ConfigError` for one of texts, which cannot be simulated."""
+    arrivals = read_trace(path, limit=limit)
+    if not all(isinstance(a.prompt, SharedBlocks) for a in arrivals):
+        raise ConfigError(
+            f"trace {path}: it holds prompts, not block ids; replay it against a live fleet, or "
+            "use a trace in Mooncake's or Qwen-Bailian's form"
+        )
+    return arrivals
+
+
+def parser() -> argparse.ArgumentParser:
+    """Command line of the simulator."""
+    p = argparse.ArgumentParser(prog="prefixfleet simulate", description=__doc__)
+    p.add_argument("--trace", type=Path, required=True)
+    p.add_argument("--policy", nargs="+", choices=sorted(POLICIES), default=sorted(POLICIES))
+    p.add_argument("--nodes", type=int, default=8)
+    p.add_argument("--memory-tokens", type=int, default=3_000_000, help="of cache, for each node")
+    p.add_argument("--hardware", choices=sorted(PRESETS), default="8xA800")
+    p.add_argument("--bandwidth", type=positive, help="of each node's link, GB/s")
+    p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
+    p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds; above is refused")
+    p.add_argument("--limit", type=int)
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--json", action="store_true", help="print only one JSON object")
+    return p
+
+
+def fleet_of(options: argparse.Namespace, policy: Policy, block_tokens: int) -> Fleet:
+    """The fleet that the options describe."""
+    hardware, _ = PRESETS[options.hardware]
+    if options.bandwidth:
+        hardware = dataclasses.replace(hardware, link_bytes_per_s=options.bandwidth * GB)
+    return Fleet(
+        nodes=options.nodes,
+        blocks_per_node=max(1, options.memory_tokens // block_tokens),
+        block_tokens=block_tokens,
+        shape=LLAMA_70B,
+        hardware=hardware,
+        policy=policy,
+        ttft_slo_s=options.ttft_slo,
+        seed=options.seed,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run each policy over the trace; 2 for wrong arguments or files."""
+    options = parser().parse_args(argv)
+    console = Console(stderr=True)
+    try:
+        if min(options.nodes, options.memory_tokens) < 1:
+            raise ConfigError("--nodes and --memory-tokens: expected at least 1")
+        arrivals = speed_up(block_trace(options.trace, options.limit), options.speed)
+    except ConfigError as error:
+        console.print(f"prefixfleet simulate: {error}", style="red", markup=False)
+        return 2
+    first = arrivals[0].prompt
+    assert isinstance(first, SharedBlocks)
+    results = {}
+    for name in track(options.policy, "simulating", console=console):
+        fleet = fleet_of(options, POLICIES[name](), first.block_tokens)
+        figures, wall_s = simulate(fleet, arrivals)
+        results[name] = figures | {"simulated_requests_per_s": round(len(arrivals) / wall_s)}
+    if not options.json:
+        console.print(table(results))
+    sys.stdout.write(json.dumps(results) + "\n")
+    return 0
+
+
+def table(results: dict[str, dict[str, Any]]) -> Table:
+    """The runs side by side, best mean first."""
+    shown = Table("policy", "mean s", "P50", "P90", "P99", "hit", "pulled", "refused")
+    for name, run in sorted(results.items(), key=lambda item: item[1]["ttft_s"]["mean"]):
+        ttft = [f"{run['ttft_s'][p]:.3f}" for p in ("mean", "p50", "p90", "p99")]
+        shares = [f"{run[key]:.3f}" for key in ("hit_rate", "pulled_share")]
+        shown.add_row(name, *ttft, *shares, str(run["refused"]))
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

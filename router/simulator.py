@@ -1,0 +1,269 @@
+"""A fleet in simulated time: the real dispatcher, view, book and pools; modelled engines and links.
+
+Discrete events. Placement, estimates, pulls' plans, eviction and the bookkeeping of slots are the
+code that runs in production; only the seconds of a prefill and of a transfer come from
+`fleet_models`. One prefill at a time a node, first come first served; a sender serves its pulls
+one after the other. No decode stage: figures are about the time to first token.
+"""
+
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from prefixfleet.router.book import Book
+from prefixfleet.router.dispatch import Dispatched, Dispatcher
+from prefixfleet.router.fleet_models import Hardware, ModelShape, calibrated, prefill_seconds
+from prefixfleet.router.peer_policies import Policy
+from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.traces import Arrival, SharedBlocks
+from prefixfleet.router.view import View
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.eviction import EvictionOrder, LruOrder
+from prefixfleet.store.index import IndexEvent, Membership
+from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.records import NodeRecord, WorkerRecord
+
+NAMESPACE = b"simulated"
+PUBLISH_S = 0.002
+"""From the end of a prefill until every router knows its blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What is simulated. ``blocks_per_node`` slots of ``block_tokens`` tokens each."""
+
+    nodes: int
+    blocks_per_node: int
+    block_tokens: int
+    shape: ModelShape
+    hardware: Hardware
+    policy: Policy
+    ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
+    seed: int = 0
+    order: Callable[[], EvictionOrder] = LruOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's fate. ``ttft_s`` is infinite when it was refused."""
+
+    at_s: float
+    node: int
+    tokens: int
+    local_tokens: int
+    pulled_tokens: int
+    ttft_s: float
+    estimate_s: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was turned away."""
+        return math.isinf(self.ttft_s)
+
+
+class Clock:
+    """Simulated time. Owned by its simulation."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds since the start."""
+        return self.now
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node's real books and its modelled engine and link."""
+
+    number: int
+    member: Membership
+    pool: SlotPool
+    busy_until: float = 0.0
+    sending_until: float = 0.0
+
+
+@dataclass(slots=True)
+class _Running:
+    """A request on its node until its prefill ends."""
+
+    node: _Node
+    chain: list[BlockHash]
+    pin: Pin
+    charge: ExitStack = field(default_factory=ExitStack)
+
+
+class Simulation:
+    """One run. Owned by the caller; not reusable."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self.clock = Clock()
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.view = View(self.clock)
+        self._book = Book(self.clock)
+        self._nodes = [self._node(i) for i in range(fleet.nodes)]
+        self._by_name = {node.member.node: node for node in self._nodes}
+        self._workers = [self._worker(node) for node in self._nodes]
+        records = self._records()
+        self._dispatcher = Dispatcher(
+            self.view,
+            self._book,
+            lambda: records,
+            key=b"",
+            draw=random.Random(fleet.seed).randrange,
+            policy=fleet.policy,
+            models={w.name: calibrated(fleet.shape, fleet.hardware) for w in self._workers},
+        )
+        self.served: list[Served] = []
+
+    def run(self, arrivals: Iterable[Arrival]) -> list[Served]:
+        """Serve every arrival; returns them in order of arrival."""
+        for arrival in arrivals:
+            self._advance(arrival.at_s)
+            self.clock.now = arrival.at_s
+            self._arrive(arrival)
+        self._advance(math.inf)
+        return self.served
+
+    def fail(self, number: int, at_s: float) -> None:
+        """Node ``number`` loses its blocks at ``at_s`` and joins anew: a restart."""
+        self._at(at_s, lambda: self._restart(self._nodes[number]))
+
+    def check(self) -> None:
+        """Prove every pool's books."""
+        for node in self._nodes:
+            node.pool.check()
+
+    def _arrive(self, arrival: Arrival) -> None:
+        prompt = arrival.prompt
+        assert isinstance(prompt, SharedBlocks), "only traces of block ids can be simulated"
+        chain = chain_of(prompt)
+        decided = self._dispatcher.dispatch(
+            "", Prompt(tokens=prompt.tokens), {NAMESPACE: chain}, self._workers
+        )
+        estimate = decided.decision.total_s
+        if estimate > self.fleet.ttft_slo_s:
+            self.served.append(Served(self.clock.now, -1, prompt.tokens, 0, 0, math.inf, estimate))
+            return
+        self._serve(decided, chain, prompt.tokens)
+
+    def _serve(self, decided: Dispatched, chain: list[BlockHash], tokens: int) -> None:
+        now, fleet = self.clock.now, self.fleet
+        node = self._by_name[decided.worker.record.node]
+        usable = max(0, tokens - 1) // fleet.block_tokens
+        pin = node.pool.pin(chain[:usable])
+        local = len(pin.hashes)
+        pulled, ready = self._pull(decided, chain[:usable], local)
+        cached = (local + pulled) * fleet.block_tokens
+        started = max(node.busy_until, ready)
+        done = started + prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
+        node.busy_until = done
+        running = _Running(node, chain, pin)
+        running.charge.enter_context(
+            self._book.charged(decided.worker.name, tokens=tokens - cached, sequences=1)
+        )
+        self._at(done, lambda: self._finish(running))
+        self.served.append(
+            Served(
+                now,
+                node.number,
+                tokens,
+                local * fleet.block_tokens,
+                pulled * fleet.block_tokens,
+                done - now,
+                decided.decision.total_s,
+            )
+        )
+
+    def _pull(self, decided: Dispatched, chain: list[BlockHash], local: int) -> tuple[int, float]:
+        """Blocks that come from the planned source, and when they are here."""
+        plan, now = decided.plan, self.clock.now
+        if not plan.source:
+            return 0, now
+        source = self._by_name[plan.source]
+        there = min(plan.blocks, source.pool.match(chain)) - local
+        if there <= 0 or plan.source_epoch != source.member.epoch:
+            return 0, now
+        size = there * self.fleet.block_tokens * self.fleet.shape.kv_bytes_per_token
+        starts = max(now, source.sending_until) + self.fleet.hardware.link_setup_s
+        source.sending_until = starts + size / self.fleet.hardware.link_bytes_per_s
+        return there, source.sending_until
+
+    def _finish(self, running: _Running) -> None:
+        running.charge.close()
+        node, chain = running.node, running.chain
+        running.pin.release()
+        with node.pool.pin(chain) as here:
+            missing = chain[len(here.hashes) :]
+            self._make_room(node, len(missing))
+            parent = here.hashes[-1] if here.hashes else b""
+            with node.pool.reserve(parent, missing) as reservation:
+                new = tuple(block for block in missing if reservation.commit(block))
+        self._at(
+            self.clock.now + PUBLISH_S,
+            lambda: self.view.apply(IndexEvent("publish", node.member, new)),
+        )
+
+    def _make_room(self, node: _Node, blocks: int) -> None:
+        if (short := blocks - node.pool.free_slots) > 0:
+            victims = node.pool.choose_victims(short)
+            self.view.apply(IndexEvent("withdraw", node.member, victims.hashes))
+            node.pool.free(victims)
+
+    def _restart(self, node: _Node) -> None:
+        node.member = Membership(node.member.node, node.member.epoch + 1, node.member.slot)
+        self.view.apply(IndexEvent("join", node.member))
+        node.pool = self._pool()
+
+    def _advance(self, until: float) -> None:
+        while self._events and self._events[0][0] <= until:
+            self.clock.now, _, action = heapq.heappop(self._events)
+            action()
+
+    def _at(self, when: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._order), action))
+
+    def _node(self, number: int) -> _Node:
+        member = Membership(f"node-{number}", 1, number)
+        self.view.apply(IndexEvent("join", member))
+        return _Node(number, member, self._pool())
+
+    def _pool(self) -> SlotPool:
+        return SlotPool(self.fleet.blocks_per_node, self.fleet.order(), self.clock)
+
+    def _worker(self, node: _Node) -> Worker:
+        fleet = self.fleet
+        record = WorkerRecord(
+            worker=f"worker-{node.number}",
+            node=node.member.node,
+            url="",
+            model="simulated",
+            model_path="",
+            namespace={},
+            block_bytes=fleet.block_tokens * fleet.shape.kv_bytes_per_token,
+            max_model_tokens=1 << 30,
+            prefill_tokens_per_s=1.0,
+        )
+        return Worker(record, None, NAMESPACE, fleet.block_tokens)  # type: ignore[arg-type]
+
+    def _records(self) -> Mapping[str, NodeRecord]:
+        hardware = self.fleet.hardware
+        speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
+        links = {"links": {node.member.node: speed for node in self._nodes}}
+        return {
+            node.member.node: NodeRecord(node=node.member.node, host="", stats=links)
+            for node in self._nodes
+        }
+
+
+def chain_of(prompt: SharedBlocks) -> list[BlockHash]:
+    """Block hashes of the prompt's full blocks: the trace's ids, since they name prefixes too."""
+    full = prompt.tokens // prompt.block_tokens
+    return [block.to_bytes(8, "big") + bytes(8) for block in prompt.ids[:full]]

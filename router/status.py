@@ -1,0 +1,74 @@
+"""What `prefixfleet status` prints of one router. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prefixfleet.router.core import Router
+
+PERCENTILES = (50, 90, 99)
+
+
+def status_of(router: Router) -> dict[str, Any]:
+    """Everything worth knowing about a router, as JSON."""
+    now = router.clock()
+    return {
+        "uptime_s": round(now - router.started_s, 3),
+        "requests_in_flight": router.in_flight,
+        "nodes": _nodes(router),
+        "workers": _workers(router),
+        "view": {
+            "blocks": len(router.view),
+            "gaps": router.feed.gaps,
+            "loaded": router.feed.loaded.is_set(),
+        },
+        "hit_rate": summary(router.hit_ratios),
+        "degraded": [
+            {
+                "mode": mode.name,
+                "reason": mode.reason,
+                "remedy": mode.remedy,
+                "for_s": round(now - mode.since_s, 3),
+            }
+            for mode in router.degraded.modes()
+        ],
+    }
+
+
+def summary(values: Sequence[float]) -> dict[str, float | int]:
+    """Count, mean and percentiles (nearest rank); zeros for nothing."""
+    ordered = sorted(values)
+    count = len(ordered)
+    ranks = {p: ordered[max(0, -(-count * p // 100) - 1)] if count else 0.0 for p in PERCENTILES}
+    mean = sum(ordered) / count if count else 0.0
+    return {"count": count, "mean": mean, **{f"p{p}": value for p, value in ranks.items()}}
+
+
+def _nodes(router: Router) -> list[dict[str, Any]]:
+    records = router.feed.records
+    return [
+        {
+            "node": name,
+            "epoch": member.epoch,
+            "slot": member.slot,
+            "suspect": router.view.is_suspect(name),
+            "host": records[name].host if name in records else "",
+            "stats": records[name].stats if name in records else {},
+        }
+        for name, member in sorted(router.view.members.items())
+    ]
+
+
+def _workers(router: Router) -> list[dict[str, Any]]:
+    return [
+        {
+            "worker": standing.record.worker,
+            "node": standing.record.node,
+            "url": standing.record.url,
+            "model": standing.record.model,
+            "state": standing.state,
+            "reason": standing.reason,
+            "load": asdict(router.book.load(standing.record.worker)),
+        }
+        for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)
+    ]

@@ -1,0 +1,106 @@
+"""What is recorded of each request: metrics, the decision's headers, and one line that says why."""
+
+import logging
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from prefixfleet.router.body import Body
+from prefixfleet.router.book import Charge
+from prefixfleet.router.core import Router
+from prefixfleet.router.dispatch import Dispatched
+from prefixfleet.router.headers import OURS
+from prefixfleet.router.outcome import read_outcome
+from prefixfleet.router.prompt import Prompt
+
+log = logging.getLogger("prefixfleet.router.decisions")
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """One request on its way through the router."""
+
+    router: Router
+    request: web.Request
+    route: str
+    body: Body
+    prompt: Prompt
+    received_s: float
+    id: str
+
+    def headers(self, dispatched: Dispatched) -> dict[str, str]:
+        """The decision, for the client. Tokens are what was expected when it was taken."""
+        decision, block_tokens = dispatched.decision, dispatched.worker.block_tokens
+        return {
+            OURS + "request": self.id,
+            OURS + "node": dispatched.worker.record.node,
+            OURS + "hit-tokens": str(decision.hit_blocks * block_tokens),
+            OURS + "pulled-tokens": str(decision.pull_blocks * block_tokens),
+            OURS + "estimate-ms": str(round(1_000 * decision.total_s)),
+        }
+
+    def note_prompt(self) -> None:
+        """Count a prompt whose prefix is not known."""
+        if self.prompt.blind:
+            self.router.metrics.blind.labels(self.route).inc()
+            log.info("request %s: no prefix: %.200s", self.id, self.prompt.blind)
+
+    def say_why(self, dispatched: Dispatched) -> None:
+        """The line that says why this worker."""
+        decision = dispatched.decision
+        source = decision.source.node if decision.source else "nobody"
+        self.router.metrics.decisions.labels(
+            dispatched.worker.name, "yes" if decision.source else "no"
+        ).inc()
+        log.info(
+            "request %s: %d tokens to %s on %s: %d blocks there, %d pulled from %s; "
+            "queue %.3f s, pull %.3f s, prefill %.3f s",
+            self.id,
+            self.prompt.tokens,
+            dispatched.worker.name,
+            dispatched.worker.record.node,
+            decision.hit_blocks,
+            decision.pull_blocks,
+            source,
+            decision.queue_s,
+            decision.pull_s,
+            decision.prefill_s,
+        )
+
+    def note_first_byte(self, dispatched: Dispatched, charge: Charge) -> None:
+        """Compare the estimate with what happened, and learn from it."""
+        now_s = self.router.clock()
+        metrics, decision = self.router.metrics, dispatched.decision
+        metrics.ttft_s.labels(self.route).observe(now_s - self.received_s)
+        if self.is_streamed:
+            observed_s = now_s - charge.started_s
+            metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
+            self.router.dispatcher.learn(dispatched, self.prompt, charge)
+
+    def note_reuse(self, dispatched: Dispatched, whole: bytes) -> None:
+        """Count where the prompt's tokens came from: as the engine says, else as planned."""
+        if self.prompt.blind or not self.prompt.tokens:
+            return
+        block_tokens = dispatched.worker.block_tokens
+        outcome = read_outcome(whole) if whole else None
+        if outcome:
+            basis = "reported"
+            blocks = (outcome.engine_blocks, outcome.local_blocks, outcome.pulled_blocks)
+        else:
+            basis = "planned"
+            decision = dispatched.decision
+            blocks = (0, decision.hit_blocks, decision.pull_blocks)
+        reused = sum(blocks) * block_tokens
+        computed = max(0, self.prompt.tokens - reused)
+        tokens = self.router.metrics.prompt_tokens
+        for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
+            tokens.labels(source, basis).inc(count * block_tokens)
+        tokens.labels("computed", basis).inc(computed)
+        ratio = min(1.0, reused / self.prompt.tokens)
+        self.router.metrics.hit_ratio.labels(self.route).observe(ratio)
+        self.router.hit_ratios.append(ratio)
+
+    @property
+    def is_streamed(self) -> bool:
+        """Whether the client asked for a stream: only then the first byte is a first token."""
+        return self.body.get("stream", bool) is True

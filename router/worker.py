@@ -1,0 +1,21 @@
+"""A worker that passed the parity check, with everything that routing asks of it."""
+
+from dataclasses import dataclass
+
+from prefixfleet.router.tokens import Tokens
+from prefixfleet.store.records import WorkerRecord
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Worker:
+    """``namespace`` is the digest that its chains start from."""
+
+    record: WorkerRecord
+    tokens: Tokens
+    namespace: bytes
+    block_tokens: int
+
+    @property
+    def name(self) -> str:
+        """Unique in the fleet."""
+        return self.record.worker

@@ -1,0 +1,119 @@
+"""A router on a port of its own, in front of engines on theirs."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+from eventually import until
+from redis_servers import new_fleet
+from upstreams import NAMESPACE, SECRET, FakeEngine
+
+from prefixfleet.router.__main__ import app_runner
+from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.settings import RouterSettings
+from prefixfleet.store.chain import segment_heads
+from prefixfleet.store.index import Membership
+from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.records import NodeRecord, WorkerRecord
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.registry import WorkerRegistry
+
+LEASE_S = 60.0  # no test outlives it: what ends a lease in a test is the test
+
+
+@dataclass
+class Rig:
+    """Engines, a router in front of them, and a client. Everything on loopback."""
+
+    folder: Path
+    stack: AsyncExitStack
+    redis_url: str
+    fleet: str = field(default_factory=new_fleet)
+    members: dict[str, Membership] = field(default_factory=dict)
+    index: RedisIndex = field(init=False)
+    registry: WorkerRegistry = field(init=False)
+    router: Router = field(init=False)
+    client: aiohttp.ClientSession = field(init=False)
+
+    async def engine(self, name: str = "a", **options: Any) -> FakeEngine:
+        engine = FakeEngine(name, self.folder, **options)
+        await self.stack.enter_async_context(engine.running())
+        return engine
+
+    async def start(
+        self,
+        *engines: FakeEngine,
+        records: list[WorkerRecord] | None = None,
+        ready: int | None = None,
+        **settings: Any,
+    ) -> Router:
+        """Start a router and wait until ``ready`` workers (all by default) may be used."""
+        self.index = RedisIndex(self.redis_url, self.fleet, lease_s=LEASE_S)
+        self.registry = WorkerRegistry(self.redis_url, self.fleet)
+        self.stack.push_async_callback(self.index.close)
+        self.stack.push_async_callback(self.registry.close)
+        records = [e.record() for e in engines] if records is None else records
+        await self.announce(*records)
+        fleet = Fleet(self.index, self.registry, SECRET)
+        router = Router(fleet, RouterSettings(port=0, **settings))
+        self.router = await self.stack.enter_async_context(router)
+        runner = app_runner(self.router)
+        await runner.setup()
+        self.stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self.client = await self.stack.enter_async_context(aiohttp.ClientSession(base))
+        await self.until_ready(len(records) if ready is None else ready)
+        await asyncio.wait_for(self.router.feed.loaded.wait(), 10)
+        return self.router
+
+    async def announce(self, *records: WorkerRecord, ttl_s: float = 60.0) -> None:
+        for record in records:
+            await self.registry.announce(record, ttl_s=ttl_s)
+
+    async def until_ready(self, count: int) -> None:
+        def ready() -> bool:
+            return sum(s.state == "ready" for s in self.router.roster.standings()) == count
+
+        await until(ready)
+
+    async def holds(
+        self,
+        engine: FakeEngine,
+        token_ids: Sequence[int],
+        http: str = "",
+        links: dict[str, Any] | None = None,
+    ) -> None:
+        """``engine``'s node joins the index and publishes the prefix of ``token_ids``."""
+        node = engine.record().node
+        record = NodeRecord(node=node, host="h", http=http, stats={"links": links or {}})
+        member = await self.index.join(record)
+        self.members[node] = member
+        chain = chain_of(token_ids)
+        if chain:
+            segments: dict[bytes, list[bytes]] = {}
+            for head, block in zip(segment_heads(chain), chain, strict=True):
+                segments.setdefault(head, []).append(block)
+            await self.index.publish(member, segments)
+        await until(lambda: self.router.view.leading(chain).get(node, 0) == len(chain))
+        await until(lambda: node in self.router.feed.records)
+
+    async def post(
+        self, path: str = "/v1/completions", **body: Any
+    ) -> tuple[int, Mapping[str, str], Any]:
+        """Status, headers and JSON of one answer."""
+        body = {"model": "tiny", "prompt": "hello"} | body
+        async with self.client.post(path, json=body) as response:
+            return response.status, response.headers, await response.json()
+
+
+def chain_of(token_ids: Sequence[int], salt: str = "") -> list[bytes]:
+    """The chain that an engine of the fake fleet computes."""
+    prompt = Prompt(token_ids=token_ids, tokens=len(token_ids), salt=salt)
+    return prefix_chain(prompt, NAMESPACE.digest(SECRET), NAMESPACE.block_tokens, hash_key(SECRET))

@@ -14,6 +14,7 @@ release   request                                        -
 reserve   parent, hashes, rank                           slots (-1: have it, or no room)
 commit    hashes, rank                                   -
 abandon   hashes, rank                                   -
+discard   hashes                                         -
 outcome   outcome (map of `records.Outcome`)             -
 
 ``prepare`` pins the leading blocks of ``chain`` that are in the pool, pulls more if the plan
@@ -21,8 +22,10 @@ says so, and answers when that is over, at the latest after ``budget_s``; what i
 pinned for (this connection, request) until ``release`` or until the connection ends. Slots are
 numbers; slot ``i`` lies at ``i * slot_bytes`` of the pool file. ``reserve`` hands out slots for
 blocks that follow ``parent`` (empty at the chain's root) and gives every rank the same ones; a
-block is published when each of ``shards`` ranks has committed it. A connection's end frees its
-pins and its reservations: an engine that dies loses nothing but its own work.
+block is published when each of ``shards`` ranks has committed it. ``discard``
+names blocks whose bytes an engine found damaged: they and what follows them leave the pool. A
+connection's end frees its pins and its reservations: an engine that dies loses nothing but its
+own work.
 """
 
 import asyncio

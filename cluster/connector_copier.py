@@ -1,0 +1,227 @@
+"""The thread of an engine rank that copies blocks: loads first, then saves.
+
+Must not know vLLM or requests' prompts. Nothing raised here reaches the engine: a load that
+fails is reported with the blocks that did arrive, a save that fails is dropped.
+"""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+
+from prefixfleet.cluster.connector_paged import PagedKv
+from prefixfleet.cluster.connector_pool import RankPool
+from prefixfleet.cluster.connector_records import Load, Save
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import CorruptBlock, FleetError, PeerLost
+
+log = logging.getLogger(__name__)
+
+BATCH_BLOCKS = 8
+"""Blocks copied by one call; a load waits for one batch of a save at most."""
+CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadDone:
+    """A load is over; ``good`` leading blocks of it arrived."""
+
+    load: Load
+    good: int
+
+
+@dataclass(frozen=True, slots=True)
+class _SaveJob:
+    save: Save
+    after: torch.cuda.Event | None  # the forward that filled the blocks
+
+
+class Copier:
+    """Copies between one rank's paged KV and the node's pool.
+
+    Owns a thread, which alone uses ``paged`` and ``pool``. Queues and results are guarded by one
+    lock; the other methods are called from the engine's thread and return at once, except `wait`
+    and `close`.
+    """
+
+    def __init__(self, paged: PagedKv, pool: RankPool) -> None:
+        self._paged = paged
+        self._pool = pool
+        self._rows = list(paged.staging(BATCH_BLOCKS))
+        self._row_views = [memoryview(row.numpy()) for row in self._rows]
+        self._thread = threading.Thread(target=self._run, name="prefixfleet-copier", daemon=True)
+        self._changed = threading.Condition()
+        self._loads: deque[Load] = deque()
+        self._saves: deque[_SaveJob] = deque()
+        self._open_loads = 0
+        self._open_saves: set[int] = set()
+        self._cancelled: set[int] = set()
+        self._loaded: list[LoadDone] = []
+        self._saved: list[Save] = []
+        self._closing = False
+        self.failed_loads = 0
+        self.dropped_saves = 0
+
+    def start(self) -> None:
+        """Begin to copy what is queued."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop after the batch in hand; queued jobs are dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(CLOSE_S)
+
+    def load(self, loads: Sequence[Load]) -> None:
+        """Queue loads."""
+        with self._changed:
+            self._loads.extend(loads)
+            self._open_loads += len(loads)
+            self._changed.notify_all()
+
+    def save(self, saves: Sequence[Save], after: torch.cuda.Event | None) -> None:
+        """Queue saves; ``after`` is the forward that filled their blocks."""
+        with self._changed:
+            self._saves.extend(_SaveJob(save, after) for save in saves)
+            self._open_saves.update(save.number for save in saves)
+            self._changed.notify_all()
+
+    def cancel(self, numbers: frozenset[int]) -> None:
+        """The engine may overwrite these saves' blocks when this returns.
+
+        It does not wait for one that is being read: what was read is thrown away.
+        """
+        with self._changed:
+            self._cancelled |= numbers & self._open_saves
+
+    def take_results(self) -> tuple[list[LoadDone], list[Save]]:
+        """Loads and saves that are over since the last call, each exactly once."""
+        with self._changed:
+            loaded, self._loaded = self._loaded, []
+            saved, self._saved = self._saved, []
+            return loaded, saved
+
+    def wait(self, timeout_s: float) -> None:
+        """Let the thread work until a job is over; at once if none is open."""
+        with self._changed:
+            self._changed.wait_for(self._has_news, timeout_s)
+
+    def _has_news(self) -> bool:
+        is_open = self._open_loads or self._open_saves
+        return bool(self._loaded or self._saved or not is_open or self._closing)
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            if isinstance(job, Load):
+                self._end_load(LoadDone(job, self._load(job)))
+            else:
+                self._end_batch(job, more=self._save_batch(job))
+
+    def _next(self) -> Load | _SaveJob | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._loads or self._saves or self._closing)
+            if self._closing:
+                return None
+            return self._loads.popleft() if self._loads else self._saves.popleft()
+
+    def _load(self, load: Load) -> int:
+        """Number of leading blocks that arrived."""
+        good = 0
+        try:
+            for start in range(0, len(load.blocks), BATCH_BLOCKS):
+                batch = load.blocks[start : start + BATCH_BLOCKS]
+                staged = self._stage(load.epoch, batch)
+                self._paged.write(
+                    [block_id for *_, block_id in batch[:staged]], self._rows[:staged]
+                )
+                good += staged
+                if staged < len(batch):
+                    break
+        except Exception:  # the engine waits for this load; it must hear of its end
+            log.exception("prefixfleet: load failed after %d blocks", good)
+        return good
+
+    def _stage(self, epoch: int, batch: Sequence[tuple[int, BlockHash, int]]) -> int:
+        """Copy slots to the staging rows, proved; the number of leading ones that could be."""
+        for i, (slot, block, _) in enumerate(batch):
+            try:
+                self._pool.copy_out(epoch, slot, block, self._row_views[i])
+            except FleetError as error:
+                _log(error, "a block is not loaded but computed")
+                if isinstance(error, CorruptBlock):
+                    self._give_back("discard", [block])
+                return i
+        return len(batch)
+
+    def _save_batch(self, job: _SaveJob) -> bool:
+        """Copy the first blocks of a save; whether the rest is worth trying."""
+        batch = job.save.blocks[:BATCH_BLOCKS]
+        blocks = [block for block, _ in batch]
+        try:
+            slots = self._pool.reserve(job.save.parent, blocks)
+        except FleetError as error:
+            self._drop(job, error)
+            return False
+        written = [(b, slot, i) for (b, i), slot in zip(batch, slots, strict=True) if slot >= 0]
+        try:
+            return not written or self._write_slots(job, written)
+        except FleetError as error:
+            self._drop(job, error)
+        except Exception:  # the engine waits for this save; it must hear of its end
+            log.exception("prefixfleet: save failed")
+            self.dropped_saves += 1
+        self._give_back("abandon", [block for block, *_ in written])
+        return False
+
+    def _write_slots(self, job: _SaveJob, written: list[tuple[BlockHash, int, int]]) -> bool:
+        targets = [self._pool.payload(slot) for _, slot, _ in written]
+        self._paged.read([block_id for *_, block_id in written], targets, job.after)
+        with self._changed:
+            cancelled = job.save.number in self._cancelled
+        if cancelled:  # the engine may have written into what was read
+            self._give_back("abandon", [block for block, *_ in written])
+            return False
+        self._pool.commit([(block, slot) for block, slot, _ in written])
+        return True
+
+    def _give_back(self, op: Literal["abandon", "discard"], blocks: Sequence[BlockHash]) -> None:
+        try:
+            self._pool.tell(op, blocks)
+        except FleetError as error:  # a connection that ended gave everything back
+            _log(error, f"{op} is not told to the node daemon")
+
+    def _drop(self, job: _SaveJob, error: FleetError) -> None:
+        self.dropped_saves += 1
+        _log(error, f"{len(job.save.blocks)} blocks are not saved")
+
+    def _end_load(self, done: LoadDone) -> None:
+        with self._changed:
+            self.failed_loads += done.good < len(done.load.blocks)
+            self._loaded.append(done)
+            self._open_loads -= 1
+            self._changed.notify_all()
+
+    def _end_batch(self, job: _SaveJob, *, more: bool) -> None:
+        """Put the rest of a save back in front, or report that the save is over."""
+        save, rest = job.save, job.save.blocks[BATCH_BLOCKS:]
+        with self._changed:
+            if more and rest and save.number not in self._cancelled:
+                parent = save.blocks[BATCH_BLOCKS - 1][0]
+                self._saves.appendleft(replace(job, save=replace(save, parent=parent, blocks=rest)))
+                return
+            self._open_saves.discard(save.number)
+            self._cancelled.discard(save.number)
+            self._saved.append(save)
+            self._changed.notify_all()
+
+
+def _log(error: FleetError, what: str) -> None:
+    # the channel has logged once that the daemon is away
+    level = logging.DEBUG if isinstance(error, PeerLost) else logging.WARNING
+    log.log(level, "prefixfleet: %s: %s", what, error)

@@ -1,0 +1,110 @@
+"""One lookup of the connector: which leading blocks of a request are in the node's pool, pinned.
+
+A lookup ends exactly once: with what the daemon found, or as a miss with the reason. Must not
+know vLLM.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import wait
+from dataclasses import asdict
+from typing import Annotated
+
+import msgspec
+
+from prefixfleet.cluster.engine_channel import join_hashes
+from prefixfleet.cluster.engine_client import EngineClient
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import DeadlineExceeded, FleetError, PeerLost, PullFailed
+from prefixfleet.store.records import PullPlan
+
+LOCAL_BUDGET_S = 0.25
+"""For a lookup without a pull; the daemon answers in a millisecond."""
+MAX_PULL_S = 60.0
+GRACE_S = 0.25
+"""How much later than its budget the daemon's answer may come."""
+TELL_S = 5.0
+
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Measure = Annotated[float, msgspec.Meta(ge=0)]
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """The daemon's answer: ``slots`` of leading blocks, the ``local`` ones before the pulled."""
+
+    blocks: Count = 0
+    slots: tuple[Count, ...] = ()
+    local: Count = 0
+    pulled: Count = 0
+    pulled_bytes: Count = 0
+    pull_s: Measure = 0.0
+    link: str = ""
+    failure: str = ""
+
+
+class Lookup:
+    """Asks when it is made. Owned by the scheduler half; `release` it when its slots are copied.
+
+    ``epoch`` is the life of the daemon that was asked.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        name: str,
+        chain: Sequence[BlockHash],
+        plan: PullPlan | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self.chain = tuple(chain)
+        self._client = client
+        self._name = name
+        self._clock = clock
+        self._found: Found | None = None
+        self._released = False
+        welcome = client.welcome
+        self.epoch = welcome.epoch if welcome else 0
+        budget_s = min(plan.budget_s, MAX_PULL_S) if plan and plan.source else LOCAL_BUDGET_S
+        # the client ends the question at its own limit; this one holds if its thread is gone
+        self._deadline = clock() + budget_s + 2 * GRACE_S
+        self._answer = client.ask(
+            "prepare",
+            within_s=budget_s + GRACE_S,
+            request=name,
+            chain=join_hashes(list(chain)),
+            plan=asdict(plan) if plan else None,
+            budget_s=budget_s,
+        )
+
+    def poll(self, wait_s: float = 0.0) -> Found | None:
+        """What was found; None while the answer is out, which it is for a bounded time."""
+        if self._found is None:
+            if wait_s:
+                wait([self._answer], wait_s)
+            if self._answer.done():
+                self._found = self._read()
+            elif self._clock() >= self._deadline:
+                self._miss(DeadlineExceeded.reason)
+        return self._found
+
+    def release(self) -> None:
+        """Let the daemon unpin what it found or will find; repeated calls do nothing."""
+        if not self._released:
+            self._released = True
+            self._client.ask("release", within_s=TELL_S, request=self._name)
+
+    def _miss(self, failure: str) -> None:
+        self._found = Found(failure=failure)
+        self.release()
+
+    def _read(self) -> Found:
+        try:
+            found = msgspec.convert(self._answer.result(), Found)
+        except PeerLost:
+            return Found(failure="daemon_lost")
+        except PullFailed as error:
+            return Found(failure=error.reason)
+        except (FleetError, msgspec.ValidationError):
+            return Found(failure="protocol")
+        if not found.blocks == len(found.slots) == found.local + found.pulled <= len(self.chain):
+            return Found(failure="protocol")
+        return found

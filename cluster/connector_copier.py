@@ -136,7 +136,7 @@ class Copier:
         try:
             for start in range(0, len(load.blocks), BATCH_BLOCKS):
                 batch = load.blocks[start : start + BATCH_BLOCKS]
-                staged = self._stage(load.epoch, batch)
+                staged = self._stage(batch)
                 self._paged.write(
                     [block_id for *_, block_id in batch[:staged]], self._rows[:staged]
                 )
@@ -147,11 +147,11 @@ class Copier:
             log.exception("prefixfleet: load failed after %d blocks", good)
         return good
 
-    def _stage(self, epoch: int, batch: Sequence[tuple[int, BlockHash, int]]) -> int:
+    def _stage(self, batch: Sequence[tuple[int, BlockHash, int]]) -> int:
         """Copy slots to the staging rows, proved; the number of leading ones that could be."""
         for i, (slot, block, _) in enumerate(batch):
             try:
-                self._pool.copy_out(epoch, slot, block, self._row_views[i])
+                self._pool.copy_out(slot, block, self._row_views[i])
             except FleetError as error:
                 _log(error, "a block is not loaded but computed")
                 if isinstance(error, CorruptBlock):

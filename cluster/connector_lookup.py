@@ -42,10 +42,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lookup:
-    """Asks when it is made. Owned by the scheduler half; `release` it when its slots are copied.
-
-    ``epoch`` is the life of the daemon that was asked.
-    """
+    """Asks when it is made. Owned by the scheduler half; `release` it when its slots are copied."""
 
     def __init__(
         self,
@@ -61,8 +58,6 @@ class Lookup:
         self._clock = clock
         self._found: Found | None = None
         self._released = False
-        welcome = client.welcome
-        self.epoch = welcome.epoch if welcome else 0
         budget_s = min(plan.budget_s, MAX_PULL_S) if plan and plan.source else LOCAL_BUDGET_S
         # the client ends the question at its own limit; this one holds if its thread is gone
         self._deadline = clock() + budget_s + 2 * GRACE_S

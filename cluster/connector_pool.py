@@ -42,14 +42,9 @@ class RankPool:
         self._mapped: _Mapped | None = None
         self._reserved: _Mapped | None = None
 
-    def copy_out(self, epoch: int, slot: int, block: BlockHash, target: memoryview) -> None:
-        """Copy a block's shard, proved; ``epoch`` is the daemon's life that named the slot.
-
-        Raises `CorruptBlock` if the slot holds anything else.
-        """
+    def copy_out(self, slot: int, block: BlockHash, target: memoryview) -> None:
+        """Copy a block's shard, proved. Raises `CorruptBlock` if the slot holds anything else."""
         mapped = self._current()
-        if mapped.welcome.epoch != epoch:
-            raise EpochChanged(f"slot of epoch {epoch}, the node is in {mapped.welcome.epoch}")
         memory = self._slot(mapped, slot)
         copy_out(memory, self._layout, mapped.welcome.namespace_digest, block, self._rank, target)
 

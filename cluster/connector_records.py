@@ -19,13 +19,9 @@ from prefixfleet.store.chain import BlockHash
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Copy slots of the pool into blocks of the engine: (slot, hash, block id) each.
-
-    ``epoch`` is the life of the daemon that named the slots and keeps them pinned.
-    """
+    """Copy slots of the pool into blocks of the engine: (slot, hash, block id) each."""
 
     request: str
-    epoch: int
     blocks: tuple[tuple[int, BlockHash, int], ...]
 
 

@@ -136,7 +136,7 @@ class SchedulerHalf:
         assert found is not None
         chosen = range(prefix.first, prefix.first + external // prefix.block_tokens)
         blocks = tuple((found.slots[i], lookup.chain[i], block_ids[i]) for i in chosen)
-        load = Load(request.request_id, lookup.epoch, blocks)
+        load = Load(request.request_id, blocks)
         self._loading[request.request_id] = load
         self._new_loads.append(load)
 

@@ -22,10 +22,10 @@ says so, and answers when that is over, at the latest after ``budget_s``; what i
 pinned for (this connection, request) until ``release`` or until the connection ends. Slots are
 numbers; slot ``i`` lies at ``i * slot_bytes`` of the pool file. ``reserve`` hands out slots for
 blocks that follow ``parent`` (empty at the chain's root) and gives every rank the same ones; a
-block is published when each of ``shards`` ranks has committed it. ``discard``
-names blocks whose bytes an engine found damaged: they and what follows them leave the pool. A
-connection's end frees its pins and its reservations: an engine that dies loses nothing but its
-own work.
+block is published when each of ``shards`` ranks has committed it. ``discard`` names blocks that
+an engine could not prove: the daemon proves them itself, and drops a damaged one with all that
+follows it. A connection's end frees its pins and its reservations: an engine that dies loses
+nothing but its own work.
 """
 
 import asyncio

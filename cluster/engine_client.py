@@ -40,8 +40,12 @@ Answer: TypeAlias = "Future[dict[str, Any]]"
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What the daemon says of itself in its answer to hello."""
+    """What the daemon says of itself in its answer to hello.
 
+    ``connection`` counts the client's connections: two that differ may be two daemons.
+    """
+
+    connection: int
     node: str
     epoch: int
     pool_path: str
@@ -65,6 +69,7 @@ class EngineClient:
         self._thread = threading.Thread(target=self._serve, name="prefixfleet-channel", daemon=True)
         self._closing = asyncio.Event()
         self._ids = itertools.count(1)
+        self._connections = itertools.count(1)
         self._pending: dict[int, tuple[Answer, asyncio.TimerHandle]] = {}
         self._writer: asyncio.StreamWriter | None = None
         self._settled = threading.Event()
@@ -151,9 +156,9 @@ class EngineClient:
         if self.refusal:
             raise PeerRefused(self.refusal)
         try:
-            self.welcome = msgspec.convert(
-                {k: v for k, v in answer.items() if k != "id"}, Welcome, builtin_types=(bytes,)
-            )
+            fields = {"connection": next(self._connections), **answer}
+            del fields["id"]
+            self.welcome = msgspec.convert(fields, Welcome, builtin_types=(bytes,))
         except msgspec.ValidationError as error:
             raise ProtocolError(f"engine channel: answer to hello: {error}") from error
         if self.losses:

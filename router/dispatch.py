@@ -17,7 +17,7 @@ from prefixfleet.router.estimate import (
     first_guess,
     observe,
 )
-from prefixfleet.router.policy import Candidate, Decision, Source, choose
+from prefixfleet.router.policy import Candidate, Decision, Policy, Source, choose
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
@@ -49,7 +49,10 @@ class Dispatched:
 
 
 class Dispatcher:
-    """Owned by the router's event loop; not thread-safe."""
+    """Owned by the router's event loop; not thread-safe.
+
+    ``policy`` makes the choice; ``models`` are workers' speeds that are known from before.
+    """
 
     def __init__(
         self,
@@ -58,13 +61,16 @@ class Dispatcher:
         records: Callable[[], Mapping[str, NodeRecord]],
         key: bytes,
         draw: Callable[[int], int] = random.randrange,
+        policy: Policy = choose,
+        models: Mapping[str, PrefillModel] | None = None,
     ) -> None:
         self.view = view
         self.book = book
         self._records = records
         self._key = key
         self._draw = draw
-        self._models: dict[str, PrefillModel] = {}
+        self._policy = policy
+        self._models: dict[str, PrefillModel] = dict(models or {})
 
     def chains(self, prompt: Prompt, workers: Sequence[Worker]) -> Chains:
         """The prompt's chain in each namespace of ``workers``. Slow for long prompts; pure."""
@@ -85,7 +91,7 @@ class Dispatcher:
         held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
         candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
-        decision = choose(prompt.tokens, candidates, self._draw)
+        decision = self._policy(prompt.tokens, candidates, self._draw)
         worker = next(w for w in workers if w.name == decision.worker)
         chain = chains[worker.namespace]
         self.view.assume(worker.record.node, chain)

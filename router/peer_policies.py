@@ -9,10 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from prefixfleet.router.estimate import pull_seconds
-from prefixfleet.router.policy import Candidate, Decision, Draw, Source
-
-Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
-"""Prompt tokens, candidates (at least one), random draw: the decision."""
+from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, Source
 
 BALANCING_THRESHOLD = 1.3
 """Mooncake tuned theirs by hand and did not publish it; between 1 and 5 the mean moved by less

@@ -61,6 +61,10 @@ class Decision:
         return max(self.queue_s, self.pull_s) + self.prefill_s
 
 
+Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
+"""A way to choose: prompt tokens, candidates (at least one), random draw."""
+
+
 def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
     """The decision with the least estimated time to first token. ``candidates`` is not empty."""
     decisions = [best_for(prompt_tokens, candidate) for candidate in candidates]

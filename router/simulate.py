@@ -14,8 +14,8 @@ from rich.progress import track
 from rich.table import Table
 
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
-from prefixfleet.router.peer_policies import PEERS, Policy
-from prefixfleet.router.policy import choose
+from prefixfleet.router.peer_policies import PEERS
+from prefixfleet.router.policy import Policy, choose
 from prefixfleet.router.replay import positive
 from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulator import Fleet, Served, Simulation

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatched, Dispatcher
 from prefixfleet.router.fleet_models import Hardware, ModelShape, calibrated, prefill_seconds
-from prefixfleet.router.peer_policies import Policy
+from prefixfleet.router.policy import Policy
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View

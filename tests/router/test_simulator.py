@@ -1,0 +1,136 @@
+"""The simulator: production placement and books on modelled engines; same seed, same run."""
+
+import dataclasses
+import math
+import random
+from pathlib import Path
+
+import pytest
+
+from prefixfleet.router.fleet_models import (
+    LLAMA_70B,
+    PRESETS,
+    break_even_bytes_per_s,
+    calibrated,
+    prefill_seconds,
+)
+from prefixfleet.router.policy import choose
+from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
+from prefixfleet.router.simulator import Fleet, Simulation
+from prefixfleet.router.traces import Arrival, SharedBlocks
+
+HARDWARE, _ = PRESETS["8xA800"]
+BLOCK = 512
+
+
+def conversations(users, turns, *, seed=0, gap_s=8.0):
+    """Users whose every turn extends the one before; ids shared by nobody else."""
+    source = random.Random(seed)
+    arrivals = []
+    for user in range(users):
+        at = source.uniform(0, gap_s)
+        ids = [user * 10_000]
+        for _ in range(turns):
+            ids += [ids[-1] + i + 1 for i in range(source.randrange(4, 12))]
+            arrivals.append(Arrival(at, SharedBlocks(tuple(ids), len(ids) * BLOCK, BLOCK), 100))
+            at += source.expovariate(1 / gap_s)
+    return sorted(arrivals, key=lambda a: a.at_s)
+
+
+def fleet(policy=choose, **changes):
+    base = Fleet(
+        nodes=4, blocks_per_node=2000, block_tokens=BLOCK, shape=LLAMA_70B, hardware=HARDWARE,
+        policy=policy,
+    )  # fmt: skip
+    return dataclasses.replace(base, **changes)
+
+
+def test_the_same_seed_gives_the_same_run():
+    arrivals = conversations(20, 6)
+
+    assert Simulation(fleet()).run(arrivals) == Simulation(fleet()).run(arrivals)
+
+
+def test_every_request_ends_and_every_book_balances():
+    arrivals = conversations(20, 6)
+    simulation = Simulation(fleet(blocks_per_node=64))
+
+    served = simulation.run(arrivals)
+
+    simulation.check()
+    assert len(served) == len(arrivals)
+    assert all(math.isfinite(s.ttft_s) and s.ttft_s > 0 for s in served)
+    assert not simulation._book.workers()
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_policy_serves_a_trace(name):
+    figures, _ = simulate(fleet(POLICIES[name]()), conversations(10, 4))
+
+    assert figures["refused"] == 0
+    assert 0 <= figures["hit_rate"] <= 1
+
+
+def test_policies_come_in_the_published_order():
+    """Mooncake, FAST'25, figure 5: random > least load > cache of the worker > Algorithm 1."""
+    arrivals = conversations(60, 8, gap_s=20.0)
+    names = ("random", "least-tokens", "local-aware", "algorithm-1")
+
+    means = [simulate(fleet(POLICIES[n]()), arrivals)[0]["ttft_s"]["mean"] for n in names]
+
+    assert means == sorted(means, reverse=True)
+
+
+def test_a_slow_link_is_not_used_by_ours():
+    """Below the break-even bandwidth pulling is slower than computing."""
+    bound = break_even_bytes_per_s(LLAMA_70B, HARDWARE, 0, 8192)
+    slow = dataclasses.replace(HARDWARE, link_bytes_per_s=bound / 50)
+
+    figures, _ = simulate(fleet(hardware=slow), conversations(40, 6, gap_s=2.0))
+
+    assert figures["pulled_share"] == 0
+
+
+def test_the_break_even_bandwidth_is_the_published_one():
+    """FAST'25, section 2.2: 6 GB/s for 8,192 tokens on 8 x A800 at full utilisation."""
+    peak = dataclasses.replace(HARDWARE, utilisation=1.0)
+
+    assert break_even_bytes_per_s(LLAMA_70B, peak, 0, 8192) == pytest.approx(6e9, rel=0.05)
+
+
+def test_a_restarted_node_costs_hits_and_nothing_else():
+    arrivals = conversations(30, 8)
+    whole = Simulation(fleet())
+    broken = Simulation(fleet())
+    for number in range(4):
+        broken.fail(number, at_s=arrivals[len(arrivals) // 2].at_s)
+
+    before = summarise(whole.run(arrivals), ttft_slo_s=30)
+    after = summarise(broken.run(arrivals), ttft_slo_s=30)
+
+    broken.check()
+    assert after["requests"] == before["requests"]
+    assert after["hit_rate"] < before["hit_rate"]
+
+
+def test_requests_above_the_slo_are_refused_at_once():
+    figures, _ = simulate(fleet(nodes=1, ttft_slo_s=1.0), conversations(40, 4, gap_s=1.0))
+
+    assert figures["refused"] > 0
+    assert figures["ttft_s"]["p99"] < 30
+
+
+def test_the_routers_model_of_a_worker_is_the_engines_model():
+    model = calibrated(LLAMA_70B, HARDWARE)
+
+    for tokens, cached in ((100, 0), (8192, 4096), (120_000, 60_000)):
+        real = prefill_seconds(LLAMA_70B, HARDWARE, tokens, cached)
+        assert model.seconds(tokens, cached) == pytest.approx(real)
+
+
+def test_a_trace_of_texts_is_refused_with_what_to_do(tmp_path, capsys):
+    path = Path(tmp_path / "log.jsonl")
+    path.write_text('{"prompt": "x"}\n')
+
+    assert main(["--trace", str(path)]) == 2
+    assert "replay it" in " ".join(capsys.readouterr().err.split())

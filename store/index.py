@@ -24,7 +24,10 @@ class Membership:
 class IndexEvent:
     """A change of the index, in the order in which the index applied it.
 
-    ``kind`` is "publish", "withdraw", "join" or "leave". ``hashes`` is empty for the last two.
+    ``kind`` is "publish", "withdraw", "join" or "leave". ``hashes`` is empty for the last two,
+    and holds fields (the first `FIELD_BYTES` bytes of each block hash) for the others. Every
+    life ends with a "leave", also one whose lease ended or whose node joined again; it comes
+    before any other life's "join" on the same slot.
     """
 
     kind: str
@@ -82,7 +85,8 @@ class PrefixIndex(Protocol):
     async def withdraw(
         self, member: Membership, segments: Mapping[BlockHash, Sequence[BlockHash]]
     ) -> None:
-        """Say that ``member`` no longer holds these blocks. Unknown blocks are ignored."""
+        """Say that ``member`` no longer holds these blocks. Unknown blocks are ignored.
+        Raises `Fenced`."""
         ...
 
     async def match(self, chain: Sequence[BlockHash]) -> dict[str, int]:

@@ -5,7 +5,8 @@ FleetError
 ├── IndexUnavailable     Redis slow or gone: counts as a miss
 ├── PullFailed           the caller recomputes; `reason` labels the metric
 │   ├── PeerLost         connection refused, reset or closed
-│   ├── PeerRefused      the peer said no: wrong secret, version, namespace, busy
+│   ├── PeerRefused      the peer said no: wrong secret, version, namespace
+│   │   └── PeerBusy     not now: it serves as much as it may
 │   ├── DeadlineExceeded our own clock ran out
 │   ├── EpochChanged     the source is another life of the node
 │   ├── LeaseExpired     the source no longer promises the blocks
@@ -48,6 +49,12 @@ class PeerRefused(PullFailed):
     """The peer answered and said no."""
 
     reason = "refused"
+
+
+class PeerBusy(PeerRefused):
+    """The peer serves as many bytes or leases as it may; another source is the better choice."""
+
+    reason = "busy"
 
 
 class DeadlineExceeded(PullFailed):

@@ -6,7 +6,7 @@ bytes are pushed by the peer (sockets), fetched one-sided (UCX) or copied from a
 memory) is the link's own affair. Links know nothing of blocks, hashes or leases.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,27 +22,53 @@ class Range:
 Deadline = float
 """Absolute `time.monotonic` seconds of this process; never sent on the wire."""
 
-Handler = Callable[["Caller", bytes], Awaitable[bytes]]
-"""Answers one question of an authenticated peer. An exception it raises closes the connection."""
-
-Grants = Callable[["Caller", Range], bool]
-"""Whether the caller may read the range now (it holds a read lease on it)."""
-
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """An authenticated connection, as the serving side sees it. ``id`` is unique per listener."""
+    """An authenticated connection, as the serving side sees it. ``id`` is unique per process."""
 
     id: int
     node: str
 
 
+class Service(Protocol):
+    """What a listener serves. Called on the listener's event loop only."""
+
+    async def answer(self, caller: Caller, question: bytes) -> bytes:
+        """The answer to one question. An exception it raises closes the connection."""
+        ...
+
+    def grants(self, caller: Caller, part: Range) -> bool:
+        """Whether the caller may read the range now (it holds a read lease on it)."""
+        ...
+
+    def disconnected(self, caller: Caller) -> None:
+        """The connection ended, for whatever reason; called once for each caller."""
+        ...
+
+
 class Peer(Protocol):
-    """One connection to one peer. Used by one pull at a time per call; calls may overlap.
+    """One connection to one peer. Calls may overlap.
 
     Every call raises `PeerLost`, `PeerRefused`, `ProtocolError` or, at the deadline,
-    `DeadlineExceeded`; none waits longer. After any of these the peer must be closed.
+    `DeadlineExceeded`; none waits longer. After any of these, or after a call was cancelled, the
+    peer must be closed.
     """
+
+    @property
+    def node(self) -> str:
+        """The name that the peer proved to have."""
+        ...
+
+    @property
+    def lanes(self) -> str:
+        """What carries the bytes, e.g. "tcp" or "ucx:tcp/eth0"; shown in status."""
+        ...
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection is known to be of no more use."""
+        ...
 
     async def ask(self, question: bytes, *, deadline: Deadline) -> bytes:
         """The peer's answer to ``question``; at most `MAX_MESSAGE_BYTES` either way."""
@@ -53,18 +79,14 @@ class Peer(Protocol):
     ) -> None:
         """Fill ``targets[i]`` with ``ranges[i]`` of the peer's segment.
 
-        Lengths must agree pairwise. When this raises, the targets' content is undefined, and
-        bytes may still arrive until `close` has returned: quarantine the targets until then.
+        Targets are writable, contiguous and of format "B"; lengths agree pairwise (`ValueError`
+        if not). When this raises, the targets' content is undefined, and bytes may still arrive
+        until `close` has returned: quarantine the targets until then.
         """
         ...
 
     async def close(self) -> None:
         """Drop the connection. After it returns nothing writes into any target any more."""
-        ...
-
-    @property
-    def lanes(self) -> str:
-        """What carries the bytes, e.g. "tcp" or "ucx:tcp/eth0"; shown in status."""
         ...
 
 
@@ -84,11 +106,12 @@ class Listener(Protocol):
 class Link(Protocol):
     """A kind of transport, holding the secret that both sides prove to know."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """Key of its contacts: "tcp", "ucx", "shm" or "inproc"."""
+        ...
 
-    async def listen(
-        self, host: str, segment: memoryview, handler: Handler, grants: Grants
-    ) -> Listener:
+    async def listen(self, host: str, segment: memoryview, service: Service) -> Listener:
         """Serve ``segment`` on ``host``. Raises `ConfigError` if the address cannot be used."""
         ...
 
@@ -96,6 +119,21 @@ class Link(Protocol):
         """Reach and mutually authenticate a listener. Raises the errors of `Peer`."""
         ...
 
+    async def close(self) -> None:
+        """Give back what the link itself holds (a thread), after its listeners and peers."""
+        ...
+
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 """Bound on a question or an answer: 64 k block hashes and room to spare."""
+
+
+def check_lengths(ranges: Sequence[Range], targets: Sequence[memoryview]) -> None:
+    """Raises `ValueError` unless each target is as long as its range and can be written to."""
+    if len(ranges) != len(targets):
+        raise ValueError(f"read: got {len(ranges)} ranges and {len(targets)} targets")
+    for part, target in zip(ranges, targets, strict=True):
+        if part.length != target.nbytes or target.readonly:
+            raise ValueError(
+                f"read: {part} into {target.nbytes} {'read-only ' * target.readonly}bytes"
+            )

@@ -1,0 +1,254 @@
+"""`Channel`: the caller's end of one authenticated TCP connection to a peer.
+
+Carries questions, heartbeats and, for the TCP link, the bytes of the ranges themselves. The UCX
+and shared-memory links use one for everything but the bytes.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Self
+
+from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.auth import Handshake, nonce
+from prefixfleet.transfer.contact import parse_contact
+from prefixfleet.transfer.deadline import until
+from prefixfleet.transfer.link import Deadline, Range, check_lengths
+from prefixfleet.transfer.stream import Stream, dial
+from prefixfleet.transfer.wire import Kind
+
+REQUEST_BYTES = 4 * 1024 * 1024
+"""One READ asks for about so much."""
+WINDOW = 3
+"""READs of one `read` that may be under way: the sender never waits for our next question."""
+SILENCE_BEATS = 3
+"""Heartbeats without a byte from the peer after which it counts as lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    future: "asyncio.Future[bytes]"
+    kind: Kind  # of the answer
+    targets: Sequence[memoryview] = ()
+
+
+class Channel:
+    """See the module, and `prefixfleet.transfer.link.Peer`, which it fulfils.
+
+    Owned by the event loop that opened it.
+    """
+
+    lanes = "tcp"
+
+    def __init__(self, stream: Stream, node: str, heartbeat_s: float) -> None:
+        self.node = node
+        self._stream = stream
+        self._heartbeat_s = heartbeat_s
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, _Waiting] = {}
+        self._error: PullFailed | None = None
+        self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
+
+    @classmethod
+    async def open(
+        cls,
+        contact: str,
+        *,
+        link: str,
+        node: str,
+        secret: bytes,
+        heartbeat_s: float,
+        deadline: Deadline,
+    ) -> Self:
+        """Connect and authenticate. Raises the errors of `Peer`."""
+        host, port = parse_contact(link, contact)
+        async with until(deadline, f"connect to {contact}"):
+            stream = await dial(host, port, contact)
+            try:
+                peer = await _introduce(stream, wire.Hello(node, link, nonce()), secret)
+            except BaseException:
+                stream.close()
+                raise
+        return cls(stream, peer, heartbeat_s)
+
+    @property
+    def broken(self) -> bool:
+        """See `Peer`."""
+        return self._error is not None
+
+    async def ask(self, question: bytes, *, deadline: Deadline) -> bytes:
+        """See `Peer`."""
+        async with self._call(deadline, "question"):
+            return await (await self._start(Kind.ASK, question, Kind.ANSWER))
+
+    async def read(
+        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+    ) -> None:
+        """See `Peer`."""
+        check_lengths(ranges, targets)
+        under_way: deque[asyncio.Future[bytes]] = deque()
+        try:
+            async with self._call(deadline, "read"):
+                for parts, views in cut(ranges, targets):
+                    if len(under_way) == WINDOW:
+                        await under_way.popleft()
+                    body = wire.encode_ranges(parts)
+                    under_way.append(await self._start(Kind.READ, body, Kind.DATA, views))
+                while under_way:
+                    await under_way.popleft()
+        finally:
+            for future in under_way:
+                future.cancel()
+
+    @asynccontextmanager
+    async def broken_by_failure(self) -> AsyncIterator[None]:
+        """Whatever fails or is cancelled inside makes the connection useless."""
+        try:
+            yield
+        except PullFailed as error:
+            self.fail(error)
+            raise
+        except BaseException:
+            self.fail(PeerLost("an earlier call on this connection was cancelled"))
+            raise
+
+    def fail(self, error: PullFailed) -> None:
+        """End every call, now and later, with this error; the first one counts."""
+        if self._error is None:
+            self._error = error
+            for waiting in self._waiting.values():
+                if not waiting.future.done():
+                    waiting.future.set_exception(type(error)(str(error)))
+
+    async def close(self) -> None:
+        """See `Peer`."""
+        self.fail(PeerLost("the connection was closed on this side"))
+        for task in self._tasks:
+            task.cancel()
+        self._stream.close()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @asynccontextmanager
+    async def _call(self, deadline: Deadline, what: str) -> AsyncIterator[None]:
+        async with self.broken_by_failure(), until(deadline, f"{what} to {self.node}"):
+            if self._error is not None:
+                raise type(self._error)(str(self._error))
+            yield
+
+    async def _start(
+        self, kind: Kind, body: bytes, answer: Kind, targets: Sequence[memoryview] = ()
+    ) -> "asyncio.Future[bytes]":
+        id = next(self._ids)
+        header = wire.frame_header(kind, body, id)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = _Waiting(future, answer, targets)
+        try:
+            await self._stream.send(header, body)
+        except BaseException:
+            future.cancel()
+            raise
+        return future
+
+    async def _receive(self) -> None:
+        try:
+            while True:
+                header = wire.decode_header(await self._stream.receive(wire.HEADER.size))
+                await self._take(header)
+        except PullFailed as error:
+            self.fail(error)
+
+    async def _take(self, header: wire.Header) -> None:
+        if header.kind == Kind.PONG:
+            return
+        waiting = self._waiting.get(header.id)
+        if waiting is None or header.kind not in (waiting.kind, Kind.REFUSED):
+            raise ProtocolError(f"{self.node}: {header.kind.name} that answers no question")
+        body = b""
+        if header.kind == Kind.DATA:
+            expected = sum(view.nbytes for view in waiting.targets)
+            if header.length != expected:
+                raise ProtocolError(f"DATA: got {header.length} bytes, expected {expected}")
+            await self._stream.receive_into(waiting.targets)
+        else:
+            body = bytes(await _receive_body(self._stream, header))
+        del self._waiting[header.id]
+        if waiting.future.done():  # given up
+            return
+        if header.kind == Kind.REFUSED:
+            waiting.future.set_exception(_refused(self.node, body))
+        else:
+            waiting.future.set_result(body)
+
+    async def _beat(self) -> None:
+        """Ask for a sign of life whenever the peer is silent; fail when none comes."""
+        while self._error is None:
+            await asyncio.sleep(self._heartbeat_s)
+            silent_s = time.monotonic() - self._stream.heard_at
+            if silent_s > SILENCE_BEATS * self._heartbeat_s:
+                self.fail(PeerLost(f"{self.node}: silent for {silent_s:.1f} s"))
+            elif silent_s >= self._heartbeat_s / 2:
+                with contextlib.suppress(PullFailed, TimeoutError):  # `_receive` sees it too
+                    async with asyncio.timeout(SILENCE_BEATS * self._heartbeat_s):
+                        await self._stream.send(wire.frame_header(Kind.PING))
+
+
+async def _introduce(stream: Stream, hello: wire.Hello, secret: bytes) -> str:
+    """Prove who we are and have the peer prove it too. Returns the peer's name."""
+    body = wire.pack(hello)
+    await stream.send(wire.frame_header(Kind.HELLO, body), body)
+    challenge: wire.Challenge = wire.unpack(await _expect(stream, Kind.CHALLENGE), wire.Challenge)
+    handshake = Handshake(secret, hello, challenge)
+    body = wire.pack(wire.Proof(handshake.proof("caller")))
+    await stream.send(wire.frame_header(Kind.PROOF, body), body)
+    welcome: wire.Proof = wire.unpack(await _expect(stream, Kind.WELCOME), wire.Proof)
+    handshake.check("listener", welcome.proof)
+    return challenge.node
+
+
+async def _expect(stream: Stream, kind: Kind) -> bytearray:
+    header = wire.decode_header(await stream.receive(wire.HEADER.size))
+    if header.kind not in (kind, Kind.REFUSED):
+        raise ProtocolError(f"handshake: got {header.kind.name}, expected {kind.name}")
+    body = await _receive_body(stream, header)
+    if header.kind == Kind.REFUSED:
+        raise _refused("peer", bytes(body))
+    return body
+
+
+async def _receive_body(stream: Stream, header: wire.Header) -> bytearray:
+    body = await stream.receive(header.length)
+    wire.check_body(header, body)
+    return body
+
+
+def _refused(node: str, body: bytes) -> PeerRefused:
+    refusal: wire.Refusal = wire.unpack(body, wire.Refusal)
+    return PeerRefused(f"{node} refused ({refusal.reason}): {refusal.detail}")
+
+
+def cut(
+    ranges: Sequence[Range], targets: Sequence[memoryview], limit: int = REQUEST_BYTES
+) -> Iterator[tuple[list[Range], list[memoryview]]]:
+    """The same ranges and targets in portions of at most ``limit`` bytes; long ranges are cut."""
+    parts: list[Range] = []
+    views: list[memoryview] = []
+    room = limit
+    for part, target in zip(ranges, targets, strict=True):
+        start = 0
+        while start < part.length:
+            take = min(part.length - start, room)
+            parts.append(Range(part.offset + start, take))
+            views.append(target[start : start + take])
+            start += take
+            room -= take
+            if room == 0 or len(parts) == wire.MAX_RANGES:
+                yield parts, views
+                parts, views, room = [], [], limit
+    if parts:
+        yield parts, views

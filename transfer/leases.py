@@ -1,0 +1,102 @@
+"""Read leases of one source: pins that always end. No I/O; whoever owns it calls `end_expired`."""
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefixfleet.store.errors import PeerBusy
+from prefixfleet.store.pool import Pin
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadLease:
+    caller: int
+    pin: Pin
+    ends_at: float
+
+
+class Leases:
+    """Who may read which slots until when. Owned by one `BlockServer`.
+
+    At most ``max_leases`` leases and ``max_slots`` slots of them at a time.
+    """
+
+    def __init__(self, clock: Callable[[], float], *, max_leases: int, max_slots: int) -> None:
+        self._clock = clock
+        self._max_leases = max_leases
+        self._max_slots = max_slots
+        self._ids = itertools.count(1)
+        self._leases: dict[int, _ReadLease] = {}
+        self._granted: dict[int, Counter[int]] = {}  # caller to slots with their leases' number
+        self._next_end = math.inf
+        self.slots = 0
+        self.expired = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def check_room(self, slots: int) -> None:
+        """Raises `PeerBusy` if a lease of so many slots is too much beside those that live.
+
+        The only lease may be of any size: a long chain must not be refused for ever.
+        """
+        too_many = len(self._leases) >= self._max_leases
+        if too_many or (self._leases and self.slots + slots > self._max_slots):
+            raise PeerBusy(
+                f"{len(self._leases)} read leases on {self.slots} slots, and {slots} more asked "
+                f"for; at most {self._max_leases} on {self._max_slots}"
+            )
+
+    def grant(self, caller: int, pin: Pin, seconds: float) -> int:
+        """Keep ``pin`` for the caller, ``seconds`` at most. Returns the lease's number."""
+        id = next(self._ids)
+        ends_at = self._clock() + seconds
+        self._leases[id] = _ReadLease(caller, pin, ends_at)
+        self._next_end = min(self._next_end, ends_at)
+        self._granted.setdefault(caller, Counter()).update(pin.slots)
+        self.slots += len(pin.slots)
+        return id
+
+    def covers(self, caller: int, first_slot: int, last_slot: int) -> bool:
+        """Whether the caller holds leases on all these slots now."""
+        self.end_expired()
+        granted = self._granted.get(caller)
+        return granted is not None and all(
+            slot in granted for slot in range(first_slot, last_slot + 1)
+        )
+
+    def end(self, id: int, caller: int) -> bool:
+        """End one lease of the caller. False if it has none of that number (any more)."""
+        lease = self._leases.get(id)
+        if lease is None or lease.caller != caller:
+            return False
+        del self._leases[id]
+        granted = self._granted[caller]
+        granted.subtract(lease.pin.slots)
+        for slot in lease.pin.slots:
+            if not granted[slot]:
+                del granted[slot]
+        if not granted:
+            del self._granted[caller]
+        self.slots -= len(lease.pin.slots)
+        lease.pin.release()
+        return True
+
+    def end_all(self, caller: int | None = None) -> None:
+        """End every lease of the caller, or of everybody."""
+        for id, lease in list(self._leases.items()):
+            if caller in (None, lease.caller):
+                self.end(id, lease.caller)
+
+    def end_expired(self) -> None:
+        """End the leases whose time is over."""
+        now = self._clock()
+        if now < self._next_end:
+            return
+        for id, lease in list(self._leases.items()):
+            if lease.ends_at <= now:
+                self.expired += 1
+                self.end(id, lease.caller)
+        self._next_end = min((lease.ends_at for lease in self._leases.values()), default=math.inf)

@@ -1,0 +1,164 @@
+"""`BlockServer`: the sending side of pulls. The owner of a block decides; the index only hinted.
+
+A puller asks for a read lease on a chain of hashes, reads the slots it is told, and releases the
+lease. What it reads are whole slots, headers included, so that it can prove each byte.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import (
+    CorruptBlock,
+    EpochChanged,
+    LayoutMismatch,
+    LeaseExpired,
+    PeerRefused,
+    ProtocolError,
+    PullFailed,
+)
+from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.slot import SlotLayout, verify
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.leases import Leases
+from prefixfleet.transfer.link import Caller, Range
+from prefixfleet.transfer.messages import (
+    Answer,
+    Lease,
+    Leased,
+    Question,
+    Release,
+    Released,
+    refusal,
+    split_hashes,
+)
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 0.5
+"""A lease outlasts the asker's budget by so much: its release may still be on the way."""
+MAX_LEASE_S = 60.0
+MAX_LEASES = 256
+
+
+class BlockServer:
+    """Serves the blocks of one pool; a `Service` for the listeners of every link at once.
+
+    Owned by the daemon's event loop, as the pool is. ``epoch`` may be set when the node has
+    joined anew; leases go on, their bytes did not change. ``max_leased_slots`` bounds what pulls
+    keep from being evicted (default: half of the pool). ``on_corrupt`` is called with a block
+    whose bytes are spoiled in this node's own pool: drop and withdraw it.
+    """
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        segment: memoryview,
+        layout: SlotLayout,
+        *,
+        namespace: bytes,
+        node: str,
+        epoch: int,
+        clock: Callable[[], float],
+        on_corrupt: Callable[[BlockHash], None] = lambda block: None,
+        max_leases: int = MAX_LEASES,
+        max_leased_slots: int | None = None,
+    ) -> None:
+        self.epoch = epoch
+        self.counters: Counter[str] = Counter()  # questions by outcome: "leased" or a reason
+        self.leased_blocks = 0  # in all, since the start
+        self._pool = pool
+        self._segment = segment
+        self._layout = layout
+        self._namespace = namespace
+        self._node = node
+        self._on_corrupt = on_corrupt
+        max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
+        self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
+
+    @property
+    def leases(self) -> Leases:
+        """The live leases, for status and tests."""
+        return self._leases
+
+    async def answer(self, caller: Caller, question: bytes) -> bytes:
+        """See `Service`. Raises `ProtocolError` on a question that no correct peer asks."""
+        asked: Question = wire.unpack(question, Question)
+        self._leases.end_expired()
+        reply: Answer
+        try:
+            if isinstance(asked, Lease):
+                reply = self._lease(caller, asked)
+            else:
+                reply = self._release(caller, asked)
+        except ProtocolError:
+            raise
+        except PullFailed as error:
+            log.info("refused %s: %s", caller.node, error)
+            self.counters[error.reason] += 1
+            reply = refusal(error)
+        return wire.pack(reply)
+
+    def grants(self, caller: Caller, part: Range) -> bool:
+        """See `Service`: whether live leases of the caller cover every slot of the range."""
+        slot_bytes = self._layout.slot_bytes
+        last = max(part.offset, part.offset + part.length - 1)
+        return self._leases.covers(caller.id, part.offset // slot_bytes, last // slot_bytes)
+
+    def disconnected(self, caller: Caller) -> None:
+        """See `Service`: the caller's leases end."""
+        self._leases.end_all(caller.id)
+
+    def close(self) -> None:
+        """End every lease."""
+        self._leases.end_all()
+
+    def _lease(self, caller: Caller, asked: Lease) -> Leased:
+        self._check_same(asked)
+        hashes = split_hashes(asked.hashes)
+        self._leases.check_room(self._pool.match(hashes))
+        queued_bytes = self._leases.slots * self._layout.slot_bytes
+        pin = self._pool.pin(hashes)
+        self.counters["leased" if pin.hashes else "nothing"] += 1
+        if not pin.hashes:
+            return Leased(0, [], 0.0, queued_bytes)
+        seconds = min(asked.budget_s, MAX_LEASE_S) + GRACE_S
+        id = self._leases.grant(caller.id, pin, seconds)
+        asyncio.get_running_loop().call_later(seconds, self._leases.end_expired)
+        self.leased_blocks += len(pin.hashes)
+        return Leased(id, list(pin.slots), seconds, queued_bytes)
+
+    def _check_same(self, asked: Lease) -> None:
+        if asked.epoch != self.epoch:
+            raise EpochChanged(f"asked for epoch {asked.epoch}; this node lives in {self.epoch}")
+        if asked.namespace != self._namespace:
+            raise PeerRefused(
+                f"namespace {asked.namespace.hex()}; this pool holds {self._namespace.hex()}: "
+                "models, layouts or engines of the two nodes differ"
+            )
+        layout = SlotLayout(payload_bytes=asked.payload_bytes, shards=asked.shards)
+        if layout != self._layout:
+            raise LayoutMismatch(f"slots of {layout}; this pool has {self._layout}")
+
+    def _release(self, caller: Caller, asked: Release) -> Released:
+        if asked.spoiled:
+            self._look_at(asked.spoiled)
+        if not self._leases.end(asked.lease, caller.id):
+            raise LeaseExpired(f"read lease {asked.lease} has ended before its release")
+        return Released()
+
+    def _look_at(self, block: BlockHash) -> None:
+        """A puller says that the block is spoiled; believe our own eyes only."""
+        with self._pool.pin([block]) as pin:
+            for slot in pin.slots:
+                start = slot * self._layout.slot_bytes
+                memory = self._segment[start : start + self._layout.slot_bytes]
+                try:
+                    for shard in range(self._layout.shards):
+                        verify(memory, self._layout, self._namespace, block, shard)
+                except CorruptBlock as error:
+                    log.error("this node's own pool is spoiled: %s", error)
+                    self.counters["corrupt"] += 1
+                    self._on_corrupt(block)

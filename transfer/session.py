@@ -1,0 +1,142 @@
+"""The serving end of one peer connection: authenticate, then answer until it ends.
+
+What the answers say is the `Service`'s affair; what may be read is asked of it for every piece,
+so that nothing leaves after its lease has ended.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from dataclasses import dataclass
+
+from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.auth import Handshake, nonce
+from prefixfleet.transfer.channel import cut
+from prefixfleet.transfer.link import Caller, Range, Service
+from prefixfleet.transfer.stream import Stream
+from prefixfleet.transfer.wire import Kind
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 5.0
+SILENT_BEATS = 10
+"""Heartbeats without a frame after which a caller counts as gone."""
+STALL_S = 10.0
+"""A caller that takes no byte for so long is dropped."""
+PIECE_BYTES = 1024 * 1024
+"""Bytes between two looks at the lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What every session of a listener shares. ``counters`` counts ended ones by reason."""
+
+    link: str
+    node: str
+    secret: bytes
+    segment: memoryview
+    service: Service
+    heartbeat_s: float
+    counters: Counter[str]
+
+
+async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
+    """Serve one connection to its end, which is never an error of ours. Closes the stream."""
+    reason = "closed"
+    try:
+        caller = await _authenticate(stream, caller_id, served)
+        try:
+            await _answer_all(stream, caller, served)
+        finally:
+            served.service.disconnected(caller)
+    except (PeerRefused, ProtocolError) as error:
+        reason = error.reason
+        log.warning("%s: dropped a connection: %s", served.link, error)
+        await _refuse(stream, 0, reason, str(error))
+    except PullFailed as error:
+        reason = error.reason
+    except Exception:
+        reason = "error"
+        log.exception("%s: a question could not be answered", served.link)
+    finally:
+        served.counters[reason] += 1
+        stream.close()
+
+
+async def _authenticate(stream: Stream, caller_id: int, served: Served) -> Caller:
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            return await _handshake(stream, caller_id, served)
+    except TimeoutError:
+        raise PeerRefused(f"no handshake within {HANDSHAKE_S} s") from None
+
+
+async def _handshake(stream: Stream, caller_id: int, served: Served) -> Caller:
+    hello: wire.Hello = wire.unpack(await _expect(stream, Kind.HELLO), wire.Hello)
+    if hello.link != served.link:
+        raise PeerRefused(f"this is the {served.link} link, not {hello.link!r}")
+    challenge = wire.Challenge(served.node, nonce())
+    body = wire.pack(challenge)
+    await stream.send(wire.frame_header(Kind.CHALLENGE, body), body)
+    handshake = Handshake(served.secret, hello, challenge)
+    proof: wire.Proof = wire.unpack(await _expect(stream, Kind.PROOF), wire.Proof)
+    handshake.check("caller", proof.proof)
+    body = wire.pack(wire.Proof(handshake.proof("listener")))
+    await stream.send(wire.frame_header(Kind.WELCOME, body), body)
+    return Caller(caller_id, hello.node)
+
+
+async def _expect(stream: Stream, kind: Kind) -> bytearray:
+    header = wire.decode_header(await stream.receive(wire.HEADER.size))
+    if header.kind != kind:
+        raise ProtocolError(f"handshake: got {header.kind.name}, expected {kind.name}")
+    body = await stream.receive(header.length)
+    wire.check_body(header, body)
+    return body
+
+
+async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:
+    silent_s = SILENT_BEATS * served.heartbeat_s
+    while True:
+        try:
+            async with asyncio.timeout(silent_s):
+                header = wire.decode_header(await stream.receive(wire.HEADER.size))
+                if header.kind not in (Kind.ASK, Kind.READ, Kind.PING):
+                    raise ProtocolError(f"{caller.node}: {header.kind.name} from a caller")
+                body = bytes(await stream.receive(header.length))
+        except TimeoutError:
+            raise PeerLost(f"{caller.node}: silent for {silent_s} s") from None
+        wire.check_body(header, body)
+        if header.kind == Kind.PING:
+            await stream.send(wire.frame_header(Kind.PONG), stall_s=STALL_S)
+        elif header.kind == Kind.ASK:
+            answer = await served.service.answer(caller, body)
+            frame = wire.frame_header(Kind.ANSWER, answer, header.id)
+            await stream.send(frame, answer, stall_s=STALL_S)
+        else:
+            ranges = wire.decode_ranges(body, served.segment.nbytes)
+            await _send_ranges(stream, header.id, caller, ranges, served)
+
+
+async def _send_ranges(
+    stream: Stream, id: int, caller: Caller, ranges: list[Range], served: Served
+) -> None:
+    if not all(served.service.grants(caller, part) for part in ranges):
+        served.counters["not_granted"] += 1
+        await _refuse(stream, id, "not_granted", "no read lease covers the ranges")
+        return
+    length = sum(part.length for part in ranges)
+    await stream.send(wire.data_header(length, id), stall_s=STALL_S)
+    views = [served.segment[part.offset : part.offset + part.length] for part in ranges]
+    for parts, pieces in cut(ranges, views, PIECE_BYTES):
+        if not all(served.service.grants(caller, part) for part in parts):
+            raise PeerLost(f"{caller.node}: its read lease ended before it took the bytes")
+        await stream.send(*pieces, stall_s=STALL_S)
+
+
+async def _refuse(stream: Stream, id: int, reason: str, detail: str) -> None:
+    body = wire.pack(wire.Refusal(reason, detail[:400]))
+    with contextlib.suppress(PullFailed):
+        await stream.send(wire.frame_header(Kind.REFUSED, body, id), body, stall_s=1.0)

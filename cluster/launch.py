@@ -174,7 +174,7 @@ def _ray(verb: str, arguments: Sequence[str], deadline: float) -> None:
 
 
 def _run(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[str]:
-    """Its end and outputs; past the limit, status 124 as `timeout` gives."""
+    """Its end and outputs; past the limit, status 124 as `timeout` gives. Raises `ConfigError`."""
     try:
         return subprocess.run(
             command,
@@ -186,6 +186,8 @@ def _run(command: Sequence[str], limit_s: float) -> subprocess.CompletedProcess[
         )
     except subprocess.TimeoutExpired:
         return subprocess.CompletedProcess(command, 124, "", f"no answer within {limit_s:.0f} s")
+    except FileNotFoundError:
+        raise ConfigError(f"{command[0]} is not installed on this machine") from None
 
 
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:

@@ -175,6 +175,8 @@ class RedisIndex:
     async def _state(self) -> tuple[_Position, list[tuple[Membership, bytes]]]:
         reply = await self._functions.ask("members")
         with _sound("members"):
+            if not isinstance(reply, list):
+                raise TypeError(f"got {reply!r:.80}, expected a list")
             position = (int(reply[0]), int(reply[1]))
             entries = zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
             return position, [(_member(slot, who), _bytes(record)) for slot, who, record in entries]
@@ -222,7 +224,7 @@ class RedisIndex:
         return number > position[1]
 
 
-_UNSOUND = (ValueError, TypeError, IndexError, AttributeError)
+_UNSOUND = (ValueError, TypeError, LookupError, AttributeError)
 """What taking a reply apart raises when it does not have the agreed form."""
 
 

@@ -74,7 +74,8 @@ class RedisServer:
                 return cls(process, _url(address, password), log_file)
             _end(process)
         raise ConfigError(
-            f"embedded Redis did not start on {address}: {_tail(log_file)}; is the address taken?"
+            f"embedded Redis did not start on {_text(address)}: {_tail(log_file)}; "
+            "is the address taken?"
         )
 
     @property
@@ -215,10 +216,14 @@ def _free_port() -> int:
         return port
 
 
+def _text(address: _Address) -> str:
+    return f"127.0.0.1:{address}" if isinstance(address, int) else address
+
+
 def _url(address: _Address, password: str) -> str:
     secret = quote(password, safe="")
     if isinstance(address, int):
-        return f"redis://:{secret}@127.0.0.1:{address}/0"
+        return f"redis://:{secret}@{_text(address)}/0"
     return f"unix://:{secret}@{quote(address)}"
 
 

@@ -1,0 +1,134 @@
+"""The registry of workers, in a real server."""
+
+import asyncio
+from typing import Any
+
+import pytest
+import redis.asyncio
+from eventually import until
+
+from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.registry import WorkerRegistry
+
+
+@pytest.fixture
+async def registry(redis_url, fleet):
+    made = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    yield made
+    await made.close()
+
+
+@pytest.fixture
+async def raw(redis_url):
+    async with redis.asyncio.Redis.from_url(redis_url) as client:
+        yield client
+
+
+def worker(name, **fields):
+    known: dict[str, Any] = {
+        "node": "n",
+        "url": "http://127.0.0.1:1",
+        "model": "m",
+        "model_path": "/m",
+        "namespace": {"model": "m"},
+        "block_bytes": 1,
+        "max_model_tokens": 1,
+        "prefill_tokens_per_s": 1.0,
+    }
+    return WorkerRecord(worker=name, **(known | fields))
+
+
+async def test_announced_workers_are_listed_by_name(registry):
+    for name in ("b", "a", "c"):
+        await registry.announce(worker(name), ttl_s=60)
+
+    assert await registry.workers() == [worker("a"), worker("b"), worker("c")]
+
+
+async def test_nobody_is_listed_at_first(registry):
+    assert await registry.workers() == []
+
+
+async def test_announcing_again_replaces_the_record(registry):
+    await registry.announce(worker("a"), ttl_s=60)
+
+    await registry.announce(worker("a", state="draining"), ttl_s=60)
+
+    assert await registry.workers() == [worker("a", state="draining")]
+
+
+async def test_a_worker_that_stops_announcing_is_listed_no_longer(registry, raw, fleet):
+    await registry.announce(worker("a"), ttl_s=60)
+    await registry.announce(worker("b"), ttl_s=0.05)
+
+    async def gone():
+        return await registry.workers() == [worker("a")]
+
+    await until(gone)
+    await registry.announce(worker("a"), ttl_s=60)  # and cleans up behind it
+    assert await raw.hkeys(f"pf1:{{{fleet}}}:workers") == [b"a"]
+
+
+async def test_a_withdrawn_worker_is_gone_at_once(registry):
+    await registry.announce(worker("a"), ttl_s=60)
+
+    await registry.withdraw("a")
+    await registry.withdraw("a")
+    await registry.withdraw("never there")
+
+    assert await registry.workers() == []
+
+
+async def test_a_record_that_cannot_be_read_is_skipped_and_counted(registry, raw, fleet, caplog):
+    await registry.announce(worker("a"), ttl_s=60)
+    await registry.announce(worker("b"), ttl_s=60)
+    await registry.announce(worker("c"), ttl_s=60)
+    await raw.hset(f"pf1:{{{fleet}}}:workers", "b", b"\xc1 junk")
+    await raw.hdel(f"pf1:{{{fleet}}}:workers", "c")
+
+    assert await registry.workers() == [worker("a")]
+    assert registry.corrupt_records == 2
+    assert "record of a worker ignored" in caplog.text
+
+
+async def test_fleets_on_one_server_keep_their_workers_apart(registry, redis_url, fleet):
+    other = WorkerRegistry(redis_url, f"{fleet}-2", timeout_s=20)
+    await registry.announce(worker("a"), ttl_s=60)
+
+    assert await other.workers() == []
+    await other.close()
+
+
+async def test_callers_at_once_lose_nobody(registry):
+    names = [f"w{i:02}" for i in range(50)]
+
+    await asyncio.gather(*(registry.announce(worker(name), ttl_s=60) for name in names))
+
+    assert [record.worker for record in await registry.workers()] == names
+
+
+async def test_without_a_server_every_call_is_unavailable(tmp_path):
+    registry = WorkerRegistry(f"unix://{tmp_path}/nobody.sock", "f")
+
+    for call in (
+        registry.workers(),
+        registry.announce(worker("a"), ttl_s=1),
+        registry.withdraw("a"),
+        registry.prepare(),
+    ):
+        with pytest.raises(IndexUnavailable):
+            await call
+    await registry.close()
+
+
+async def test_a_key_of_another_type_is_unavailable(registry, raw, fleet):
+    await raw.set(f"pf1:{{{fleet}}}:worker_leases", b"junk")
+
+    with pytest.raises(IndexUnavailable):
+        await registry.workers()
+
+
+def test_a_wrong_url_is_refused():
+    with pytest.raises(ConfigError):
+        WorkerRegistry("ftp://h", "f")

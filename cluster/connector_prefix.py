@@ -101,9 +101,10 @@ class Prefix:
     def outcome(self) -> Outcome:
         """What happened to the prompt's prefix."""
         found = self.found
+        prompt_blocks = self.request.num_prompt_tokens // self.block_tokens
         return Outcome(
             request=self.name,
-            prompt_blocks=self.request.num_prompt_tokens // self.block_tokens,
+            prompt_blocks=prompt_blocks,
             engine_blocks=self.engine_blocks,
             local_blocks=self.loaded_local,
             pulled_blocks=self.loaded_pulled,
@@ -111,7 +112,7 @@ class Prefix:
             pull_s=found.pull_s,
             link=found.link,
             failure=found.failure,
-            head=self.chain[0].hex() if self.chain else "",
+            head=self.chain[0].hex() if prompt_blocks and self.chain else "",
         )
 
     def _extras(self, first: int, full: int) -> Iterator[tuple[int, bytes]]:

@@ -9,15 +9,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
 from prefixfleet.store.eviction import EvictionOrder
+from prefixfleet.store.holds import NO_SLOT as NO_SLOT
+from prefixfleet.store.holds import Pin as Pin
+from prefixfleet.store.holds import Reservation as Reservation
 from prefixfleet.store.slot_tree import ORPHAN, ROOT, SlotTree
-
-NO_SLOT = -1
-
 
 _FREE, _RESERVED, _RESIDENT, _LEAVING, _GONE, _QUARANTINED = range(6)
 """States of a slot. Gone: withdrawn and forgotten, but a pin still reads it."""
@@ -73,7 +71,7 @@ class SlotPool:
         """Number of leading blocks of ``chain`` that are resident."""
         return len(self._run(chain))
 
-    def pin(self, hashes: Sequence[BlockHash]) -> "Pin":
+    def pin(self, hashes: Sequence[BlockHash]) -> Pin:
         """Keep the leading resident run of ``hashes`` in place until the pin is released.
 
         You *must* release it; it is a context manager. Pinning counts as a use of each block.
@@ -82,12 +80,12 @@ class SlotPool:
         slots = self._run(hashes)
         for slot in slots:
             self._pins[slot] += 1
-            self._order.touch(slot, now=now)
             if self._offered[slot]:
                 self._review(slot)
-        return Pin(self, tuple(hashes[: len(slots)]), tuple(slots))
+            self._order.touch(slot, now=now)
+        return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
 
-    def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> "Reservation":
+    def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> Reservation:
         """Free slots for ``hashes``, a chain that follows ``parent`` (empty at the root).
 
         Slots are aligned with ``hashes``: -1 for a block that is resident or reserved already,
@@ -105,7 +103,7 @@ class SlotPool:
                     break
                 slot = slots[i] = self._occupy(block, above)
             above = slot
-        return Reservation(self, tuple(hashes), tuple(slots))
+        return Reservation(tuple(hashes), tuple(slots), self._commit, self._abandon)
 
     def restore(self, blocks: Iterable[tuple[int, BlockHash, BlockHash]]) -> None:
         """Fill an empty pool with blocks that lie in known slots: (slot, hash, parent), each
@@ -269,7 +267,7 @@ class SlotPool:
     def _commit(self, slot: int) -> bool:
         parent = self._tree.parent(slot)
         if parent != ROOT and (parent == ORPHAN or self._state[parent] != _RESIDENT):
-            self._abandon(slot, _FREE)
+            self._abandon(slot, quarantine=False)
             return False
         self._state[slot] = _RESIDENT
         self._order.insert(
@@ -282,10 +280,10 @@ class SlotPool:
         self._review(slot)
         return True
 
-    def _abandon(self, slot: int, after: int) -> None:
-        """Take a reserved slot back; ``after`` is FREE or QUARANTINED."""
+    def _abandon(self, slot: int, quarantine: bool) -> None:
+        """Take a reserved slot back."""
         self._cut(slot)
-        self._forget(slot, after)
+        self._forget(slot, _QUARANTINED if quarantine else _FREE)
 
     def _leave(self, slot: int) -> None:
         self._state[slot] = _LEAVING
@@ -320,80 +318,3 @@ class SlotPool:
 
     def _victims(self, slots: Sequence[int]) -> Victims:
         return Victims(tuple(self._hash[slot] for slot in slots), tuple(slots))
-
-
-class Pin:
-    """Blocks that stay in place until `release`. Owned by who asked for it."""
-
-    __slots__ = ("_pool", "hashes", "slots")
-
-    def __init__(
-        self, pool: SlotPool, hashes: tuple[BlockHash, ...], slots: tuple[int, ...]
-    ) -> None:
-        self._pool: SlotPool | None = pool
-        self.hashes = hashes
-        self.slots = slots
-
-    def release(self) -> None:
-        """Let them go; repeated calls do nothing."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            for slot in self.slots:
-                pool._unpin(slot)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.release()
-
-
-class Reservation:
-    """Slots for blocks that are being written. Owned by who asked for it; its end as a context
-    manager abandons what was not committed. -1 in ``slots`` means: not yours to write."""
-
-    __slots__ = ("_open", "_pool", "hashes", "slots")
-
-    def __init__(
-        self, pool: SlotPool, hashes: tuple[BlockHash, ...], slots: tuple[int, ...]
-    ) -> None:
-        self._pool = pool
-        self.hashes = hashes
-        self.slots = slots
-        self._open = {b: s for b, s in zip(hashes, slots, strict=True) if s != NO_SLOT}
-
-    def commit(self, block: BlockHash) -> bool:
-        """The slot holds the whole block: it becomes resident. False, and the slot is given
-        back, when its parent is not resident; False too for a block that is not held here."""
-        slot = self._open.pop(block, NO_SLOT)
-        return slot != NO_SLOT and self._pool._commit(slot)
-
-    def abandon(self, block: BlockHash) -> None:
-        """Give the slot back unused."""
-        if (slot := self._open.pop(block, NO_SLOT)) != NO_SLOT:
-            self._pool._abandon(slot, _FREE)
-
-    def quarantine(self, block: BlockHash) -> int:
-        """Put the slot aside until `SlotPool.release_quarantine`: something may still write
-        there. Returns the slot, -1 for a block that is not held here."""
-        slot = self._open.pop(block, NO_SLOT)
-        if slot != NO_SLOT:
-            self._pool._abandon(slot, _QUARANTINED)
-        return slot
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for block in reversed(list(self._open)):
-            self.abandon(block)

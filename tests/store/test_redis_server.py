@@ -34,11 +34,14 @@ def test_it_answers_when_start_returns_and_is_gone_after_stop(tmp_path, unix_soc
 
 def test_nobody_gets_in_without_the_password(tmp_path):
     with (
-        RedisServer.start(tmp_path, password=PASSWORD) as server,
-        redis.Redis(port=int(server.url.rsplit(":", 1)[1].split("/")[0])) as client,
-        pytest.raises(redis.AuthenticationError),
+        RedisServer.start(tmp_path, password=PASSWORD, unix_socket=True),
+        socket.socket(socket.AF_UNIX) as connection,
     ):
-        client.ping()
+        connection.settimeout(10)
+        connection.connect(str(tmp_path / "redis.sock"))
+        connection.sendall(b"PING\r\n")
+
+        assert connection.recv(100).startswith(b"-NOAUTH")
 
 
 def test_the_password_is_in_no_command_line_environment_log_or_repr(tmp_path):

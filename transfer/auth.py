@@ -25,14 +25,15 @@ class Handshake:
         self._said = (WIRE_VERSION, hello.link, hello.node, hello.nonce)
         self._answered = (challenge.node, challenge.nonce)
 
-    def proof(self, role: str) -> bytes:
-        """Proof of the end that has ``role``: "caller" or "listener"."""
-        packed = msgpack.packb(("prefixfleet", role, *self._said, *self._answered))
+    def proof(self, role: str, attachment: bytes = b"") -> bytes:
+        """Proof of the end that has ``role``: "caller" or "listener", and that it sent the
+        attachment."""
+        packed = msgpack.packb(("prefixfleet", role, *self._said, *self._answered, attachment))
         return hmac.digest(self._key, packed, "sha256")
 
-    def check(self, role: str, proof: bytes) -> None:
+    def check(self, role: str, proof: bytes, attachment: bytes = b"") -> None:
         """Raises `PeerRefused` if ``proof`` is not that of an end with ``role`` and our secret."""
-        if not hmac.compare_digest(self.proof(role), proof):
+        if not hmac.compare_digest(self.proof(role, attachment), proof):
             raise PeerRefused(
                 f"the {role} does not know this fleet's secret: set PREFIXFLEET_SECRET_FILE to "
                 "a file with the same bytes on every host"

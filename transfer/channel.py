@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
@@ -33,7 +33,7 @@ SILENCE_BEATS = 3
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    future: "asyncio.Future[bytes]"
+    future: "asyncio.Future[Any]"
     kind: Kind  # of the answer
     targets: Sequence[memoryview] = ()
 
@@ -46,8 +46,9 @@ class Channel:
 
     lanes = "tcp"
 
-    def __init__(self, stream: Stream, node: str, heartbeat_s: float) -> None:
+    def __init__(self, stream: Stream, node: str, attachment: bytes, heartbeat_s: float) -> None:
         self.node = node
+        self.attachment = attachment  # what the listener's link told us besides
         self._stream = stream
         self._heartbeat_s = heartbeat_s
         self._ids = itertools.count(1)
@@ -71,11 +72,11 @@ class Channel:
         async with until(deadline, f"connect to {contact}"):
             stream = await dial(host, port, contact)
             try:
-                peer = await _introduce(stream, wire.Hello(node, link, nonce()), secret)
+                peer, attachment = await _introduce(stream, wire.Hello(node, link, nonce()), secret)
             except BaseException:
                 stream.close()
                 raise
-        return cls(stream, peer, heartbeat_s)
+        return cls(stream, peer, attachment, heartbeat_s)
 
     @property
     def broken(self) -> bool:
@@ -106,8 +107,18 @@ class Channel:
             for future in under_way:
                 future.cancel()
 
+    async def wait(self, future: "asyncio.Future[None]", *, deadline: Deadline, what: str) -> None:
+        """Wait for something that goes on beside the connection, and fails with it."""
+        id = next(self._ids)
+        self._waiting[id] = _Waiting(future, Kind.DATA)
+        try:
+            async with self._call(deadline, what):
+                await future
+        finally:
+            del self._waiting[id]
+
     @asynccontextmanager
-    async def broken_by_failure(self) -> AsyncIterator[None]:
+    async def _broken_by_failure(self) -> AsyncIterator[None]:
         """Whatever fails or is cancelled inside makes the connection useless."""
         try:
             yield
@@ -136,7 +147,7 @@ class Channel:
 
     @asynccontextmanager
     async def _call(self, deadline: Deadline, what: str) -> AsyncIterator[None]:
-        async with self.broken_by_failure(), until(deadline, f"{what} to {self.node}"):
+        async with self._broken_by_failure(), until(deadline, f"{what} to {self.node}"):
             if self._error is not None:
                 raise type(self._error)(str(self._error))
             yield
@@ -198,17 +209,17 @@ class Channel:
                         await self._stream.send(wire.frame_header(Kind.PING))
 
 
-async def _introduce(stream: Stream, hello: wire.Hello, secret: bytes) -> str:
-    """Prove who we are and have the peer prove it too. Returns the peer's name."""
+async def _introduce(stream: Stream, hello: wire.Hello, secret: bytes) -> tuple[str, bytes]:
+    """Prove who we are and have the peer prove it too. Returns its name and its attachment."""
     body = wire.pack(hello)
     await stream.send(wire.frame_header(Kind.HELLO, body), body)
     challenge: wire.Challenge = wire.unpack(await _expect(stream, Kind.CHALLENGE), wire.Challenge)
     handshake = Handshake(secret, hello, challenge)
     body = wire.pack(wire.Proof(handshake.proof("caller")))
     await stream.send(wire.frame_header(Kind.PROOF, body), body)
-    welcome: wire.Proof = wire.unpack(await _expect(stream, Kind.WELCOME), wire.Proof)
-    handshake.check("listener", welcome.proof)
-    return challenge.node
+    welcome: wire.Welcome = wire.unpack(await _expect(stream, Kind.WELCOME), wire.Welcome)
+    handshake.check("listener", welcome.proof, welcome.attachment)
+    return challenge.node, welcome.attachment
 
 
 async def _expect(stream: Stream, kind: Kind) -> bytearray:

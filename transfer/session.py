@@ -31,7 +31,11 @@ PIECE_BYTES = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What every session of a listener shares. ``counters`` counts ended ones by reason."""
+    """What every session of a listener shares.
+
+    ``counters`` counts ended sessions by reason. ``attachment`` is handed to callers once they
+    have proved themselves: what the link needs besides this connection.
+    """
 
     link: str
     node: str
@@ -40,6 +44,7 @@ class Served:
     service: Service
     heartbeat_s: float
     counters: Counter[str]
+    attachment: bytes = b""
 
 
 async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
@@ -83,7 +88,8 @@ async def _handshake(stream: Stream, caller_id: int, served: Served) -> Caller:
     handshake = Handshake(served.secret, hello, challenge)
     proof: wire.Proof = wire.unpack(await _expect(stream, Kind.PROOF), wire.Proof)
     handshake.check("caller", proof.proof)
-    body = wire.pack(wire.Proof(handshake.proof("listener")))
+    proven = handshake.proof("listener", served.attachment)
+    body = wire.pack(wire.Welcome(proven, served.attachment))
     await stream.send(wire.frame_header(Kind.WELCOME, body), body)
     return Caller(caller_id, hello.node)
 

@@ -22,6 +22,7 @@ from prefixfleet.transfer.link import MAX_MESSAGE_BYTES, Range
 WIRE_VERSION = 1
 HEADER = struct.Struct("<2sBBIQQ")
 MAX_HANDSHAKE_BYTES = 1024
+MAX_WELCOME_BYTES = 64 * 1024
 MAX_DATA_BYTES = 64 * 1024 * 1024
 """Bound on what one READ asks for; a link cuts longer reads into several."""
 MAX_RANGES = 16_384
@@ -60,7 +61,7 @@ _LIMITS = {
     Kind.HELLO: MAX_HANDSHAKE_BYTES,
     Kind.CHALLENGE: MAX_HANDSHAKE_BYTES,
     Kind.PROOF: MAX_HANDSHAKE_BYTES,
-    Kind.WELCOME: MAX_HANDSHAKE_BYTES,
+    Kind.WELCOME: MAX_HANDSHAKE_BYTES + MAX_WELCOME_BYTES,
     Kind.REFUSED: MAX_HANDSHAKE_BYTES,
     Kind.ASK: MAX_MESSAGE_BYTES,
     Kind.ANSWER: MAX_MESSAGE_BYTES,
@@ -161,9 +162,16 @@ class Challenge(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Proof(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """PROOF from the caller, WELCOME from the listener: that it knows the secret."""
+    """From the caller: that it knows the secret."""
 
     proof: Secret32
+
+
+class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From the listener: that it knows the secret, and what its link needs besides."""
+
+    proof: Secret32
+    attachment: Annotated[bytes, msgspec.Meta(max_length=MAX_WELCOME_BYTES)]
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

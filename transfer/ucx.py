@@ -1,0 +1,211 @@
+"""`UcxLink`: one-sided reads by UCX, over whatever UCX finds: RDMA, CUDA or TCP.
+
+Questions, authentication and heartbeats go over the same TCP channel as those of the TCP link,
+since UCX itself reports a lost link late or never. The peer's worker address and memory key are
+told only to a caller that has proved itself. UCX itself has no authentication: on transports
+that emulate one-sided reads (TCP), whoever reaches UCX's own port reaches the process; keep it
+on the cluster's network with ``UCX_NET_DEVICES``.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+
+from prefixfleet.store.errors import ProtocolError
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.acceptor import Acceptor
+from prefixfleet.transfer.channel import Channel
+from prefixfleet.transfer.choice import has_rdma
+from prefixfleet.transfer.deadline import until
+from prefixfleet.transfer.link import Deadline, Range, Service, check_lengths
+from prefixfleet.transfer.session import Served
+from prefixfleet.transfer.ucx_get import address_of
+from prefixfleet.transfer.ucx_thread import Remote, UcxThread
+
+log = logging.getLogger(__name__)
+
+OPERATION_BYTES = 16 * 1024 * 1024
+"""Longer ranges are read by several operations."""
+
+
+class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A listener's attachment: how to reach its registered segment."""
+
+    worker: Annotated[bytes, msgspec.Meta(min_length=1)]
+    rkey: Annotated[bytes, msgspec.Meta(min_length=1)]
+    address: Annotated[int, msgspec.Meta(ge=0)]
+    length: Annotated[int, msgspec.Meta(ge=0)]
+
+
+class UcxPeer:
+    """Fulfils `Peer`. Owned by the event loop that connected it."""
+
+    def __init__(
+        self, channel: Channel, thread: UcxThread, remote: Remote, memory: _Memory
+    ) -> None:
+        self.lanes = f"ucx:{remote.transports}"
+        self._channel = channel
+        self._thread = thread
+        self._remote = remote
+        self._memory = memory
+
+    @property
+    def node(self) -> str:
+        """See `Peer`."""
+        return self._channel.node
+
+    @property
+    def broken(self) -> bool:
+        """See `Peer`."""
+        return self._channel.broken
+
+    async def ask(self, question: bytes, *, deadline: Deadline) -> bytes:
+        """See `Peer`."""
+        return await self._channel.ask(question, deadline=deadline)
+
+    async def read(
+        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+    ) -> None:
+        """See `Peer`."""
+        check_lengths(ranges, targets)
+        operations: list[tuple[int, int, int]] = []
+        for part, target in zip(ranges, targets, strict=True):
+            if part.offset + part.length > self._memory.length:
+                raise ProtocolError(f"read: {part} is not inside {self._memory.length} bytes")
+            start = address_of(target) if part.length else 0
+            for done in range(0, part.length, OPERATION_BYTES):
+                length = min(OPERATION_BYTES, part.length - done)
+                remote = self._memory.address + part.offset + done
+                operations.append((remote, start + done, length))
+        reading = self._thread.read(self._remote, operations)
+        await self._channel.wait(reading, deadline=deadline, what="read")
+
+    async def close(self) -> None:
+        """See `Peer`."""
+        await asyncio.shield(self._thread.run(lambda: self._thread.disconnect(self._remote)))
+        await self._channel.close()
+
+
+class UcxListener:
+    """Fulfils `Listener`. Owned by the event loop that opened it."""
+
+    def __init__(self, acceptor: Acceptor, thread: UcxThread, memory: int) -> None:
+        self.contact = acceptor.contact
+        self._acceptor = acceptor
+        self._thread = thread
+        self._memory = memory
+
+    async def close(self) -> None:
+        """See `Listener`."""
+        await self._acceptor.close()
+        thread = self._thread
+        await thread.run(lambda: thread.ucp.unmap(thread.binding.context, self._memory))
+
+
+class UcxLink:
+    """Fulfils `Link`. Owned by one event loop; UCX itself has a thread, started at first use.
+
+    ``binding`` is "ucxx" or "ucp", by default the first that is here.
+    """
+
+    name = "ucx"
+
+    def __init__(
+        self,
+        *,
+        node: str,
+        secret: bytes,
+        port: int = 0,
+        heartbeat_s: float = 1.0,
+        binding: str | None = None,
+    ) -> None:
+        self._node = node
+        self._secret = secret
+        self._port = port
+        self._heartbeat_s = heartbeat_s
+        self._binding = binding
+        self._thread: UcxThread | None = None
+        self._starting = asyncio.Lock()
+        self.counters: Counter[str] = Counter()
+
+    @property
+    def rdma(self) -> bool:
+        """Whether UCX found a device that moves bytes without the CPU; False before it runs."""
+        if self._thread is None:
+            return False
+        return has_rdma("ucx:" + ",".join(self._thread.binding.devices()))
+
+    async def listen(self, host: str, segment: memoryview, service: Service) -> UcxListener:
+        """See `Link`."""
+        thread = await self._started()
+        address = address_of(segment)
+        memory, attachment = await thread.run(lambda: _register(thread, address, segment.nbytes))
+        served = Served(
+            link=self.name,
+            node=self._node,
+            secret=self._secret,
+            segment=segment[:0],  # nothing of it travels over the channel
+            service=service,
+            heartbeat_s=self._heartbeat_s,
+            counters=self.counters,
+            attachment=wire.pack(attachment),
+        )
+        acceptor = await Acceptor.open(host, self._port, served)
+        return UcxListener(acceptor, thread, memory)
+
+    async def connect(self, contact: str, *, deadline: Deadline) -> UcxPeer:
+        """See `Link`."""
+        thread = await self._started()
+        channel = await Channel.open(
+            contact,
+            link=self.name,
+            node=self._node,
+            secret=self._secret,
+            heartbeat_s=self._heartbeat_s,
+            deadline=deadline,
+        )
+        connecting: asyncio.Future[Remote] | None = None
+        try:
+            memory: _Memory = wire.unpack(channel.attachment, _Memory)
+            connecting = thread.run(lambda: thread.connect(memory.worker, memory.rkey))
+            async with until(deadline, f"UCX connection to {contact}"):
+                remote = await asyncio.shield(connecting)
+        except BaseException:
+            if connecting is not None:  # it may still succeed, and nobody would close it
+                connecting.add_done_callback(lambda late: _drop(thread, late))
+            await channel.close()
+            raise
+        return UcxPeer(channel, thread, remote, memory)
+
+    async def close(self) -> None:
+        """See `Link`: ends the thread."""
+        if self._thread is not None:
+            thread, self._thread = self._thread, None
+            await thread.stop()
+
+    async def _started(self) -> UcxThread:
+        async with self._starting:
+            if self._thread is None:
+                thread = UcxThread(self._binding)
+                await thread.start()
+                log.info(
+                    "UCX through %s: %s", thread.binding.name, sorted(thread.binding.devices())
+                )
+                self._thread = thread
+            return self._thread
+
+
+def _register(thread: UcxThread, address: int, length: int) -> tuple[int, _Memory]:
+    context = thread.binding.context
+    memory = thread.ucp.map(context, address, length)
+    rkey = thread.ucp.pack_rkey(context, memory)
+    return memory, _Memory(thread.binding.address(), rkey, address, length)
+
+
+def _drop(thread: UcxThread, connecting: "asyncio.Future[Remote]") -> None:
+    if not connecting.cancelled() and connecting.exception() is None:
+        thread.run(lambda: thread.disconnect(connecting.result()))

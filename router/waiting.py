@@ -1,0 +1,73 @@
+"""Requests that wait in the router for a worker, and which of them goes next. Pure.
+
+A request that is sent to a busy worker is bound: it waits in that engine's queue, first come
+first served, behind prompts of 100,000 tokens. Here it stays unbound until the worker that is best
+for it is about to be free, and the next to go is the one with the highest response ratio,
+(waited + own prefill) / own prefill (Brinch Hansen, "Short-term scheduling in multiprogramming
+systems", 1971): short prefills pass long ones, and whoever waits long gets its turn without a
+parameter to tune.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from prefixfleet.router.policy import Decision
+
+MAX_CONSIDERED = 64
+"""Requests looked at for one that can go, the most urgent first: a bound on the work of a turn."""
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """One request that is not bound yet. Owned by the queue it waits in.
+
+    ``prefill_s`` is the last estimate of its own prefill at the best worker.
+    """
+
+    arrived_s: float
+    prompt_tokens: int
+    prefill_s: float
+
+
+def response_ratio(waiting: Waiting, now: float) -> float:
+    """How much longer than its own work a request will have taken if it goes now; 1 or more."""
+    own = max(waiting.prefill_s, 1e-3)
+    return (max(0.0, now - waiting.arrived_s) + own) / own
+
+
+def most_urgent(queue: Sequence[Waiting], now: float) -> list[Waiting]:
+    """The queue in the order in which it is served; equals in order of arrival."""
+    return sorted(queue, key=lambda w: (-response_ratio(w, now), w.arrived_s))
+
+
+def next_to_go(
+    queue: Sequence[Waiting],
+    now: float,
+    decide: Callable[[Waiting], Decision],
+    free: Callable[[str], bool],
+) -> tuple[Waiting, Decision] | None:
+    """The most urgent request whose best worker is free, with its decision; None if there is none.
+
+    A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
+    is asked for the best over all workers, and refreshes the request's estimate.
+    """
+    for waiting in _considered(queue, now):
+        decision = decide(waiting)
+        waiting.prefill_s = decision.prefill_s
+        if free(decision.worker):
+            return waiting, decision
+    return None
+
+
+def expected_wait(queue: Sequence[Waiting], prefill_s: float, busy_s: Sequence[float]) -> float:
+    """Seconds until a request that arrives now, of ``prefill_s``, would be sent.
+
+    ``busy_s`` are the seconds that each worker is still busy, at least one. The shorter ones
+    in the queue go first, spread over the workers; whoever is free now takes it at once.
+    """
+    before = sum(w.prefill_s for w in queue if w.prefill_s <= prefill_s)
+    return max(min(busy_s), (before + sum(busy_s)) / len(busy_s) if before else min(busy_s))
+
+
+def _considered(queue: Sequence[Waiting], now: float) -> Iterator[Waiting]:
+    yield from most_urgent(queue, now)[:MAX_CONSIDERED]

@@ -1,0 +1,85 @@
+"""Who goes next: short before long, nobody for ever, nobody to a worker that is not its best."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prefixfleet.router.policy import Decision
+from prefixfleet.router.waiting import (
+    MAX_CONSIDERED,
+    Waiting,
+    expected_wait,
+    most_urgent,
+    next_to_go,
+    response_ratio,
+)
+
+
+def waiting(arrived_s, prefill_s):
+    return Waiting(arrived_s, round(prefill_s * 1000), prefill_s)
+
+
+def decision(worker, prefill_s=1.0):
+    return Decision(
+        worker=worker, hit_blocks=0, pull_blocks=0, source=None,
+        queue_s=0.0, pull_s=0.0, prefill_s=prefill_s,
+    )  # fmt: skip
+
+
+def test_a_short_request_passes_a_long_one_that_came_a_little_earlier():
+    long, short = waiting(0.0, 20.0), waiting(1.0, 0.5)
+
+    assert most_urgent([long, short], now=3.0) == [short, long]
+
+
+def test_a_long_request_is_not_passed_for_ever():
+    long = waiting(0.0, 20.0)
+    for now in range(1, 200):
+        fresh = waiting(now - 1.0, 1.0)
+        if most_urgent([long, fresh], now=float(now))[0] is long:
+            break
+
+    assert now < 25
+
+
+def test_equals_go_in_order_of_arrival():
+    first, second = waiting(0.0, 1.0), waiting(0.0, 1.0)
+
+    assert most_urgent([first, second], now=0.0) == [first, second]
+
+
+def test_a_request_waits_for_its_best_worker_while_another_one_goes():
+    picky, easy = waiting(0.0, 0.1), waiting(0.0, 5.0)
+    best = {id(picky): decision("busy", 0.1), id(easy): decision("idle", 4.0)}
+
+    went = next_to_go([picky, easy], 1.0, lambda w: best[id(w)], lambda name: name == "idle")
+
+    assert went == (easy, best[id(easy)])
+    assert easy.prefill_s == 4.0
+
+
+def test_nobody_goes_when_every_best_worker_is_busy():
+    queue = [waiting(0.0, 1.0) for _ in range(3)]
+
+    assert next_to_go(queue, 1.0, lambda w: decision("busy"), lambda name: False) is None
+
+
+def test_the_work_of_one_turn_is_bounded():
+    asked = []
+    queue = [waiting(0.0, 1.0) for _ in range(10 * MAX_CONSIDERED)]
+
+    next_to_go(queue, 1.0, lambda w: asked.append(w) or decision("busy"), lambda name: False)
+
+    assert len(asked) == MAX_CONSIDERED
+
+
+def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_worker():
+    queue = [waiting(0.0, 4.0), waiting(0.0, 40.0)]
+
+    assert expected_wait(queue, 10.0, [2.0, 2.0]) == 4.0
+    assert expected_wait([], 10.0, [0.0, 9.0]) == 0.0
+    assert expected_wait(queue, 1.0, [3.0, 9.0]) == 3.0
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e3))
+def test_the_response_ratio_is_never_below_one(arrived, later, prefill):
+    assert response_ratio(waiting(arrived, prefill), arrived + later) >= 1.0

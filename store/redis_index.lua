@@ -18,6 +18,7 @@ local SEGMENT_BLOCKS = 128
 local SEGMENT_TTL_S = 30 * 86400
 local MAX_SLOTS = 4096
 local SMALL_HASH = 512
+local MANY_FIELDS = 64
 local SWEEP_FIELDS = 256
 
 local function now_s()
@@ -187,12 +188,28 @@ end
 
 -- Blocks. Segments come as pairs: the head, then the fields packed into one string.
 
-local function change_segment(prefix, head, fields, change)
+-- Bitmap of each packed field, false without one. A small hash is a list that every single
+-- look-up walks: for many fields, one walk over all of it takes half the time.
+local function bitmaps(key, packed)
+  if #packed < MANY_FIELDS * FIELD_BYTES or redis.call('HLEN', key) > SMALL_HASH then
+    return redis.call('HMGET', key, unpack(unpack_fields(packed)))
+  end
+  local all, known, found = redis.call('HGETALL', key), {}, {}
+  for i = 1, #all, 2 do known[all[i]] = all[i + 1] end
+  for i = 1, #packed / FIELD_BYTES do
+    found[i] = known[packed:sub(FIELD_BYTES * (i - 1) + 1, FIELD_BYTES * i)] or false
+  end
+  return found
+end
+
+local function change_segment(prefix, head, packed, change)
   local key = prefix .. 's:' .. head
-  local old = redis.call('HMGET', key, unpack(fields))
-  local set, cleared, changed = {}, {}, {}
+  local old, fields = bitmaps(key, packed), unpack_fields(packed)
+  local new, set, cleared, changed = {}, {}, {}, {}
   for i, field in ipairs(fields) do
-    local bitmap = change(old[i] or '')
+    local before = old[i] or ''
+    if new[before] == nil then new[before] = change(before) end
+    local bitmap = new[before]
     if bitmap then
       changed[#changed + 1] = field
       if bitmap == '' then
@@ -212,7 +229,7 @@ local function change_segments(kind, change, after)
   return as_member(function(prefix, slot, identity, max_events, args)
     local all = {}
     for i = 4, #args - 1, 2 do
-      local key, changed = change_segment(prefix, args[i], unpack_fields(args[i + 1]),
+      local key, changed = change_segment(prefix, args[i], args[i + 1],
         function(bitmap) return change(bitmap, slot) end)
       after(prefix, args[i], key)
       all[#all + 1] = table.concat(changed)
@@ -240,16 +257,6 @@ end, forget_if_empty)
 
 -- Questions.
 
--- Bitmap of each field, false without one. A small hash is a list that every single look-up
--- walks: one walk over all of it takes half the time.
-local function bitmaps(key, fields)
-  if redis.call('HLEN', key) > SMALL_HASH then return redis.call('HMGET', key, unpack(fields)) end
-  local all, known, found = redis.call('HGETALL', key), {}, {}
-  for i = 1, #all, 2 do known[all[i]] = all[i + 1] end
-  for i, field in ipairs(fields) do found[i] = known[field] or false end
-  return found
-end
-
 -- Slots that hold the first block, and how many leading blocks each holds; dead ones too.
 local function lengths(prefix, packed, heads)
   local slots, reach, alive, last, length = {}, {}, nil, nil, 0
@@ -266,7 +273,7 @@ local function lengths(prefix, packed, heads)
   for s, head in ipairs(heads) do
     local start = (s - 1) * SEGMENT_BLOCKS * FIELD_BYTES
     local part = packed:sub(start + 1, start + SEGMENT_BLOCKS * FIELD_BYTES)
-    for _, bitmap in ipairs(bitmaps(prefix .. 's:' .. head, unpack_fields(part))) do
+    for _, bitmap in ipairs(bitmaps(prefix .. 's:' .. head, part)) do
       if bitmap ~= last then -- strings are interned: holders seldom change along a chain
         last = bitmap
         narrow(bitmap or '')
@@ -305,8 +312,7 @@ local function copies(keys, args)
   local live, counts, answer = {}, {}, {}
   for _, slot in ipairs(live_slots(prefix)) do live[tonumber(slot)] = true end
   for i = 1, #args - 1, 2 do
-    local fields = unpack_fields(args[i + 1])
-    for _, bitmap in ipairs(bitmaps(prefix .. 's:' .. args[i], fields)) do
+    for _, bitmap in ipairs(bitmaps(prefix .. 's:' .. args[i], args[i + 1])) do
       bitmap = bitmap or ''
       if not counts[bitmap] then
         counts[bitmap] = 0

@@ -63,7 +63,11 @@ async def _listen(router: Router) -> None:
 def app_runner(router: Router) -> web.AppRunner:
     """Runner of an opened router: a client that leaves cancels its request."""
     return web.AppRunner(
-        make_app(router), handler_cancellation=True, shutdown_timeout=DRAIN_S, access_log=None
+        make_app(router),
+        handler_cancellation=True,
+        auto_decompress=False,  # `inflate` does it, under a limit and with a clear refusal
+        shutdown_timeout=DRAIN_S,
+        access_log=None,
     )
 
 

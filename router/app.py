@@ -10,7 +10,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router.core import Router
-from prefixfleet.router.errors import JSON, BadRequest, NotFound, Refusal, TooLarge, refuse
+from prefixfleet.router.errors import JSON, BadRequest, NotFound, Refusal, refuse
+from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.prompt import read_chat, read_completion
 from prefixfleet.router.serve import serve_prompt
 from prefixfleet.router.status import status_of
@@ -108,10 +109,7 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
     except Refusal as error:
         return refuse(error)
     except web.HTTPRequestEntityTooLarge:
-        limit = request.app[ROUTER].settings.max_body_bytes
-        return refuse(
-            TooLarge(f"the body is larger than {limit} bytes (PREFIXFLEET_ROUTER_MAX_BODY_BYTES)")
-        )
+        return refuse(body_too_large(request.app[ROUTER].settings.max_body_bytes))
     except web.HTTPNotFound:
         return refuse(NotFound(f"there is no {request.path!r:.200} here"))
     except web.HTTPMethodNotAllowed as error:

@@ -13,6 +13,7 @@ from prefixfleet.router.errors import BadRequest
 
 T = TypeVar("T")
 TRANSFER_KEY = "kv_transfer_params"
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -30,7 +31,7 @@ class Body:
             return None
         try:
             return msgspec.json.decode(raw, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except _UNREADABLE:
             return None
 
     def is_set(self, name: str) -> bool:
@@ -43,7 +44,7 @@ def read_body(raw: bytes) -> Body:
     """Raises `BadRequest` if ``raw`` is not one JSON object."""
     try:
         return Body(raw, _FIELDS.decode(raw))
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise BadRequest(f"the body is not a JSON object: {error}") from None
 
 

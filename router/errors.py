@@ -50,6 +50,12 @@ class TooLarge(Refusal):
     status, kind, code = 413, "invalid_request_error", "request_too_large"
 
 
+class UnknownEncoding(Refusal):
+    """The body is compressed in a way that is not understood here."""
+
+    status, kind, code = 415, "invalid_request_error", "unsupported_encoding"
+
+
 class TooBusy(Refusal):
     """The fleet could serve this, but not now: come back after ``retry_after_s``."""
 

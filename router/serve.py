@@ -17,6 +17,7 @@ from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
 from prefixfleet.router.errors import BadRequest, TooBusy, UpstreamFailed
 from prefixfleet.router.headers import to_worker
+from prefixfleet.router.inflate import inflate
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.tokens import Tokens
@@ -37,7 +38,7 @@ async def serve_prompt(
     """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
     received_s = router.clock()
     _refuse_if_full(router)
-    body = read_body(await request.read())
+    body = read_body(await _read_bytes(router, request))
     model = body.get("model", str)
     if model is None:
         raise BadRequest("the field 'model' is missing or no text", param="model")
@@ -46,6 +47,11 @@ async def serve_prompt(
     passage = Passage(router, request, route, body, prompt, received_s, uuid.uuid4().hex)
     passage.note_prompt()
     return await _try_workers(passage, workers, chains)
+
+
+async def _read_bytes(router: Router, request: web.Request) -> bytes:
+    limit = router.settings.max_body_bytes
+    return inflate(await request.read(), request.headers.get("Content-Encoding", ""), limit)
 
 
 def _refuse_if_full(router: Router) -> None:

@@ -20,6 +20,16 @@ Message = dict[str, Any]
 _CUT = "<prefixfleet-end-of-final-message> "
 
 
+_RAISED_BY_TEMPLATES = (
+    jinja2.TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
 class TemplateRefused(Exception):
     """The template does not render this chat; the engine will say why."""
 
@@ -56,7 +66,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 **given,
             )
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError) as error:
+        except _RAISED_BY_TEMPLATES as error:
             raise TemplateRefused(str(error)) from error
         return _cut_at_end(text, messages[-1]) if continue_final_message else text
 

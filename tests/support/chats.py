@@ -93,8 +93,8 @@ def tokenizer() -> tokenizers.Tokenizer:
     return made
 
 
-def write_model(folder: Path, template: str = CHATML) -> Path:
-    """Tokenizer files of a model in ``folder``."""
+def write_model(folder: Path, template: str | None = CHATML) -> Path:
+    """Tokenizer files of a model in ``folder``; without a chat template if that is None."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer().save(str(folder / "tokenizer.json"))
     config = {

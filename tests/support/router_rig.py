@@ -39,6 +39,7 @@ class Rig:
     index: RedisIndex = field(init=False)
     registry: WorkerRegistry = field(init=False)
     router: Router = field(init=False)
+    runner: web.AppRunner = field(init=False)
     client: aiohttp.ClientSession = field(init=False)
 
     async def engine(self, name: str = "a", **options: Any) -> FakeEngine:
@@ -63,7 +64,7 @@ class Rig:
         fleet = Fleet(self.index, self.registry, SECRET)
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)
-        runner = app_runner(self.router)
+        self.runner = runner = app_runner(self.router)
         await runner.setup()
         self.stack.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -46,6 +46,7 @@ class FakeEngine:
     secret: bytes = SECRET
     prefill_tokens_per_s: float = 1_000.0
     behave: Behaviour | None = None
+    probe: Behaviour | None = None  # answers the one-token probes of the parity check
     tokens: Tokens = field(init=False)
     url: str = ""
     seen: list[Asked] = field(default_factory=list)  # bodies of prompts, parity probes left out
@@ -115,7 +116,7 @@ class FakeEngine:
             self.seen_headers.append(dict(request.headers))
             self.paths.append(request.path_qs)
         elif asked.get("max_tokens") == 1:
-            return await whole(self, request, asked)
+            return await (self.probe or whole)(self, request, asked)
         try:
             return await (self.behave or answer)(self, request, asked)
         except asyncio.CancelledError:

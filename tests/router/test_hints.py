@@ -1,0 +1,98 @@
+"""The target node hears of a plan at the moment of the decision."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from eventually import until
+from upstreams import SECRET, raw_server
+
+from prefixfleet.store.prefetch import (
+    PREFETCH_PATH,
+    SIGNATURE_HEADER,
+    open_prefetch,
+    prefetch_key,
+)
+
+LONG = "The prefix cache keeps what a node computed before. " * 20
+FAST = {"node-a": {"link": "tcp", "bytes_per_s": 1e9, "setup_s": 0.001}}
+
+
+@pytest.fixture
+async def node_face(rig):
+    """A node's HTTP face: what it received."""
+    received: asyncio.Queue = asyncio.Queue()
+
+    async def prefetch(request):
+        received.put_nowait((await request.read(), request.headers[SIGNATURE_HEADER]))
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.router.add_post(PREFETCH_PATH, prefetch)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    rig.stack.push_async_callback(runner.cleanup)
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return f"http://127.0.0.1:{runner.addresses[0][1]}", received
+
+
+async def pulling_fleet(rig, http):
+    """A holder `a` that is busy, and `b` that will pull from it."""
+    engines = [await rig.engine(name) for name in "ab"]
+    router = await rig.start(*engines)
+    await rig.holds(engines[0], engines[0].tokens.of_text(LONG))
+    await rig.holds(engines[1], [], http=http, links=FAST)
+    rig.stack.enter_context(router.book.charged("a", tokens=90_000, sequences=1))
+    return engines, router
+
+
+async def test_the_hint_is_the_plan_with_the_hashes_that_it_wants(rig, node_face):
+    url, received = node_face
+    engines, _ = await pulling_fleet(rig, url)
+
+    await rig.post(prompt=LONG)
+    body, signature = await asyncio.wait_for(received.get(), 10)
+
+    hint = open_prefetch(body, signature, prefetch_key(SECRET))
+    plan = engines[1].seen[0]["kv_transfer_params"]["prefixfleet"]
+    assert hint.plan.request == plan["request"]
+    assert len(hint.chain) == hint.plan.blocks == plan["blocks"] > 0
+
+
+async def test_nothing_to_pull_is_nothing_to_say(rig, node_face):
+    url, received = node_face
+    engine = await rig.engine()
+    router = await rig.start(engine)
+    await rig.holds(engine, [], http=url)
+
+    await rig.post(prompt=LONG)
+
+    assert b"hints_total{" not in router.metrics.render()
+    assert received.empty()
+
+
+async def test_a_node_that_refuses_connections_is_suspected_and_the_request_is_served(rig):
+    async def talk(reader, writer):
+        pass
+
+    async with raw_server(talk) as url:
+        pass  # nobody listens there any more
+    _, router = await pulling_fleet(rig, url)
+
+    status, _, _ = await rig.post(prompt=LONG)
+
+    assert status == 200
+    await until(lambda: router.view.is_suspect("node-b"))
+    assert b'hints_total{result="connect"} 1.0' in router.metrics.render()
+
+
+async def test_a_node_that_never_answers_delays_nobody(rig):
+    async def talk(reader, writer):
+        await asyncio.Event().wait()
+
+    async with raw_server(talk) as url:
+        await pulling_fleet(rig, url)
+
+        status, _, _ = await rig.post(prompt=LONG)
+
+    assert status == 200

@@ -90,7 +90,7 @@ class RankPool:
             raise PeerLost("the engine channel's thread does not answer") from error
 
     def _current(self) -> _Mapped:
-        welcome = self._client.welcome
+        welcome = self._client.settle(ASK_S)  # an engine's first load may come before the hello
         if welcome is None:
             self._mapped = None
             raise PeerLost("there is no node daemon")

@@ -91,7 +91,7 @@ class EngineClient:
             self._thread.join(CONNECT_S)
 
     def settle(self, timeout_s: float) -> Welcome | None:
-        """Wait until the daemon has answered hello, one way or the other, or was found away."""
+        """Wait for the end of the first attempt to connect; the welcome as it is then."""
         self._settled.wait(timeout_s)
         return self.welcome
 
@@ -166,7 +166,9 @@ class EngineClient:
         self._settled.set()
 
     def _lost(self, error: Exception) -> None:
-        if self.losses == 0 or self.welcome is not None:
+        if self._closing.is_set():
+            log.debug("engine channel closed")
+        elif self.losses == 0 or self.welcome is not None:
             log.warning(
                 "no node daemon at %s (%s: %s): every lookup is a miss until it is back",
                 self._path,

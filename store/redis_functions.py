@@ -36,7 +36,10 @@ Reply: TypeAlias = Any
 
 
 class RedisFunctions:
-    """Functions of the library ``name``.lua for one fleet. Owned by one event loop.
+    """Functions of one library for one fleet. Owned by one event loop.
+
+    The library is the text of ``files`` (X for X.lua), one after the other, and is called after
+    the last of them.
 
     ``url`` is redis://, rediss:// or unix://; what it holds besides the address appears in no
     message. No call waits longer than ``timeout_s``.
@@ -45,10 +48,10 @@ class RedisFunctions:
         ConfigError: the URL is none of these.
     """
 
-    def __init__(self, url: str, fleet: str, name: str, *, timeout_s: float = 1.0) -> None:
+    def __init__(self, url: str, fleet: str, *files: str, timeout_s: float = 1.0) -> None:
         self.prefix = f"pf{SCHEMA_VERSION}:{{{fleet}}}:".encode()
         self.timeout_s = timeout_s
-        self._name = name
+        self._files = files
         self.redis = _client(url, timeout_s)
         self.server = _address(self.redis)
 
@@ -97,7 +100,7 @@ class RedisFunctions:
         return self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
 
     async def _call(self, command: str, function: str, args: tuple[Argument, ...]) -> Reply:
-        library, _ = _library(self._name)
+        library, _ = _library(self._files)
         words = (command, f"{library}_{function}", 1, self.prefix, *args)
         try:
             return await self._execute(*words)
@@ -115,7 +118,7 @@ class RedisFunctions:
                 "or Valkey or newer, for its functions"
             )
         try:
-            await self._execute("FUNCTION", "LOAD", _library(self._name)[1])
+            await self._execute("FUNCTION", "LOAD", _library(self._files)[1])
         except ResponseError as error:
             if "already exists" not in str(error):
                 raise
@@ -152,7 +155,7 @@ def _client(url: str, timeout_s: float) -> Redis:
             protocol=2,
             max_connections=MAX_CONNECTIONS,
             timeout=timeout_s,
-            retry=Retry(NoBackoff(), 1),  # once, for a connection that died while it was idle
+            retry=Retry(NoBackoff(), 0),  # a change is never sent twice behind the caller's back
         )
         pool.connection_class(**pool.connection_kwargs)  # unknown options in the URL
     except (ValueError, TypeError):
@@ -183,9 +186,10 @@ def _major(info: object) -> int:
 
 
 @cache
-def _library(name: str) -> tuple[str, str]:
+def _library(files: tuple[str, ...]) -> tuple[str, str]:
     """Name on the server, and code to load."""
-    source = (Path(__file__).parent / f"{name}.lua").read_text(encoding="utf-8")
+    paths = [Path(__file__).parent / f"{file}.lua" for file in files]
+    source = "\n".join(path.read_text(encoding="utf-8") for path in paths)
     digest = hashlib.sha256(source.encode()).hexdigest()[:12]
-    library = f"prefixfleet_{name}_{digest}"
+    library = f"prefixfleet_{files[-1]}_{digest}"
     return library, f"#!lua name={library}\nlocal LIBRARY = '{library}'\n{source}"

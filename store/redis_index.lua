@@ -6,6 +6,7 @@
 --   records   HASH    node -> what it says of itself
 --   owners    HASH    slot -> identity: "<epoch> <node>"
 --   leases    ZSET    slot -> deadline, seconds of this server's clock
+--   terms     HASH    slot -> term of the last change; see as_member
 --   s:<head>  HASH    8-byte field of a block -> bitmap of slots; one key a segment
 --   heads     SET     heads of the segments there are
 --   events    STREAM  ids "<generation>-<sequence>" without holes: a hole tells a reader of a loss
@@ -28,51 +29,6 @@ end
 
 local function whole(number)
   return string.format('%.0f', number)
-end
-
--- Bitmaps are strings; slot s is bit s % 8 of byte s / 8, zero bytes at the end are cut off.
-
-local function place(slot)
-  return math.floor(slot / 8) + 1, 2 ^ (slot % 8)
-end
-
-local function has_bit(bitmap, slot)
-  local index, mask = place(slot)
-  return index <= #bitmap and bit.band(bitmap:byte(index), mask) ~= 0
-end
-
-local function with_bit(bitmap, slot)
-  local index, mask = place(slot)
-  bitmap = bitmap .. string.rep('\0', index - #bitmap)
-  local byte = bit.bor(bitmap:byte(index), mask)
-  return bitmap:sub(1, index - 1) .. string.char(byte) .. bitmap:sub(index + 1)
-end
-
-local function without_bit(bitmap, slot)
-  local index, mask = place(slot)
-  local byte = bit.band(bitmap:byte(index), 255 - mask)
-  bitmap = bitmap:sub(1, index - 1) .. string.char(byte) .. bitmap:sub(index + 1)
-  local last = #bitmap
-  while last > 0 and bitmap:byte(last) == 0 do last = last - 1 end
-  return bitmap:sub(1, last)
-end
-
-local function slots_of(bitmap)
-  local slots = {}
-  for index = 1, #bitmap do
-    for low = 0, 7 do
-      if bit.band(bitmap:byte(index), 2 ^ low) ~= 0 then slots[#slots + 1] = (index - 1) * 8 + low end
-    end
-  end
-  return slots
-end
-
-local function band(a, b)
-  local bytes = {}
-  for index = 1, math.min(#a, #b) do
-    bytes[index] = string.char(bit.band(a:byte(index), b:byte(index)))
-  end
-  return table.concat(bytes)
 end
 
 local function unpack_fields(packed)
@@ -102,13 +58,18 @@ local function add_event(prefix, max_events, kind, slot, identity, fields)
   end
 end
 
+local function node_of(identity)
+  return identity and identity:match('^%d+ (.*)$')
+end
+
 local function end_life(prefix, max_events, slot)
   local identity = redis.call('HGET', prefix .. 'owners', slot)
   redis.call('ZREM', prefix .. 'leases', slot)
   if not identity then return end
   redis.call('HDEL', prefix .. 'owners', slot)
-  redis.call('SADD', prefix .. 'dirty', slot)
-  local node = identity:match('^%d+ (.*)$')
+  redis.call('HDEL', prefix .. 'terms', slot)
+  if tonumber(slot) then redis.call('SADD', prefix .. 'dirty', slot) end
+  local node = node_of(identity)
   if node and redis.call('HGET', prefix .. 'nodes', node) == tostring(slot) then
     redis.call('HDEL', prefix .. 'nodes', node)
     redis.call('HDEL', prefix .. 'records', node)
@@ -122,16 +83,23 @@ local function end_lapsed(prefix, max_events, now)
   end
 end
 
--- Every writing call of a member begins with its slot, its identity and the length of the stream.
+-- Every writing call of a member begins with its slot, its identity, the length of the stream and
+-- its term. A caller that got no answer begins a new term: what is still under way of an earlier
+-- one must not be done after a later change (a block published again behind its withdrawal).
 local function as_member(change)
   return function(keys, args)
-    local prefix, slot, identity, max_events = keys[1], args[1], args[2], args[3]
+    local prefix, slot, identity, max_events, term = keys[1], args[1], args[2], args[3], args[4]
     local now = now_s()
     end_lapsed(prefix, max_events, string.format('%.6f', now))
     if redis.call('HGET', prefix .. 'owners', slot) ~= identity then
       return redis.error_reply('FENCED slot ' .. slot .. ' is not held by "' .. identity .. '"')
     end
-    return change(prefix, slot, identity, max_events, args, now)
+    local last = redis.call('HGET', prefix .. 'terms', slot)
+    if last and tonumber(term) < tonumber(last) then
+      return redis.error_reply('LATE a change of term ' .. term .. ' came after term ' .. last)
+    end
+    if term ~= last then redis.call('HSET', prefix .. 'terms', slot, term) end
+    return change(prefix, slot, identity, max_events, { unpack(args, 5) }, now)
   end
 end
 
@@ -176,8 +144,8 @@ local function join(keys, args)
 end
 
 local function renew(prefix, slot, identity, _, args, now)
-  extend_lease(prefix, slot, args[5], now)
-  redis.call('HSET', prefix .. 'records', identity:match('^%d+ (.*)$'), args[4])
+  extend_lease(prefix, slot, args[2], now)
+  redis.call('HSET', prefix .. 'records', node_of(identity), args[1])
   return to_sweep(prefix)
 end
 
@@ -228,7 +196,7 @@ end
 local function change_segments(kind, change, after)
   return as_member(function(prefix, slot, identity, max_events, args)
     local all = {}
-    for i = 4, #args - 1, 2 do
+    for i = 1, #args - 1, 2 do
       local key, changed = change_segment(prefix, args[i], args[i + 1],
         function(bitmap) return change(bitmap, slot) end)
       after(prefix, args[i], key)
@@ -295,7 +263,7 @@ local function match(keys, args)
   local deadlines = redis.call('ZMSCORE', prefix .. 'leases', unpack(slots))
   local answer = {}
   for i, length in ipairs(reach) do
-    if identities[i] and deadlines[i] and tonumber(deadlines[i]) > now then
+    if node_of(identities[i]) and deadlines[i] and tonumber(deadlines[i]) > now then
       answer[#answer + 1] = identities[i]
       answer[#answer + 1] = length
     end
@@ -310,14 +278,14 @@ end
 local function copies(keys, args)
   local prefix = keys[1]
   local live, counts, answer = {}, {}, {}
-  for _, slot in ipairs(live_slots(prefix)) do live[tonumber(slot)] = true end
+  for _, slot in ipairs(live_slots(prefix)) do live[slot] = true end
   for i = 1, #args - 1, 2 do
     for _, bitmap in ipairs(bitmaps(prefix .. 's:' .. args[i], args[i + 1])) do
       bitmap = bitmap or ''
       if not counts[bitmap] then
         counts[bitmap] = 0
         for _, slot in ipairs(slots_of(bitmap)) do
-          if live[slot] then counts[bitmap] = counts[bitmap] + 1 end
+          if live[tostring(slot)] then counts[bitmap] = counts[bitmap] + 1 end
         end
       end
       answer[#answer + 1] = counts[bitmap]
@@ -332,7 +300,7 @@ local function members(keys)
   local answer = { position[1] or '0', position[2] or '0' }
   for _, slot in ipairs(live_slots(prefix)) do
     local identity = redis.call('HGET', prefix .. 'owners', slot)
-    local node = identity and identity:match('^%d+ (.*)$')
+    local node = node_of(identity)
     local record = node and redis.call('HGET', prefix .. 'records', node)
     if record then
       answer[#answer + 1] = slot

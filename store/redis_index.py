@@ -22,6 +22,8 @@ CALL_BLOCKS = 256
 """Blocks one changing call carries: it keeps the server busy for 0.5 ms."""
 MATCH_BLOCKS = 8 * SEGMENT_BLOCKS
 """Blocks one lookup call covers."""
+MAX_SLOTS = 4096
+"""Nodes at once, with those whose slots are not swept yet; `redis_index.lua` knows it too."""
 SWEEP_STEPS = 8
 """Bounded steps of the sweep that follow a renewal."""
 SNAPSHOT_LIMIT_S = 60.0
@@ -50,9 +52,10 @@ class RedisIndex:
         timeout_s: float = 1.0,
         max_events: int = 10_000,
     ) -> None:
-        self._functions = RedisFunctions(url, fleet, "redis_index", timeout_s=timeout_s)
+        self._functions = RedisFunctions(url, fleet, "bitmaps", "redis_index", timeout_s=timeout_s)
         self._lease_s = lease_s
         self._max_events = max_events
+        self._term = 0
         self.corrupt_records = 0
 
     async def prepare(self) -> None:
@@ -122,8 +125,7 @@ class RedisIndex:
             try:
                 found.append((member, NodeRecord.decode(record)))
             except ConfigError as error:
-                self.corrupt_records += 1
-                log.warning("record of node %r in the index ignored: %s", member.node, error)
+                self._ignore(member.node, error)
         return found
 
     async def snapshot(self) -> Snapshot:
@@ -162,8 +164,15 @@ class RedisIndex:
         await self._functions.close()
 
     async def _change(self, function: str, member: Membership, *args: Argument) -> Reply:
-        identity = f"{member.epoch} {member.node}"
-        return await self._functions.call(function, member.slot, identity, self._max_events, *args)
+        """A call without an answer may still be under way: the next one begins a new term, behind
+        which the server does not do it any more."""
+        who = (member.slot, f"{member.epoch} {member.node}", self._max_events, self._term)
+        try:
+            return await self._functions.call(function, *who, *args)
+        except BaseException as error:
+            if not isinstance(error, Fenced):
+                self._term += 1
+            raise
 
     async def _sweep(self, dirty: object) -> None:
         """Clear the bits of ended lives, a bounded number of steps."""
@@ -173,13 +182,24 @@ class RedisIndex:
             dirty = await self._functions.call("sweep")
 
     async def _state(self) -> tuple[_Position, list[tuple[Membership, bytes]]]:
+        """Where the stream is, and every live member that can be read, with its record."""
         reply = await self._functions.ask("members")
         with _sound("members"):
             if not isinstance(reply, list):
                 raise TypeError(f"got {reply!r:.80}, expected a list")
             position = (int(reply[0]), int(reply[1]))
-            entries = zip(reply[2::3], reply[3::3], reply[4::3], strict=True)
-            return position, [(_member(slot, who), _bytes(record)) for slot, who, record in entries]
+            entries = list(zip(reply[2::3], reply[3::3], reply[4::3], strict=True))
+        found = []
+        for slot, identity, record in entries:
+            try:
+                found.append((_member(slot, identity), _bytes(record)))
+            except _UNSOUND as error:
+                self._ignore(identity, error)
+        return position, found
+
+    def _ignore(self, who: object, why: Exception) -> None:
+        self.corrupt_records += 1
+        log.warning("record of node %r in the index ignored: %s", who, why)
 
     async def _holders(self, live: int) -> dict[bytes, int]:
         prefix = self._functions.prefix
@@ -245,6 +265,8 @@ def _bytes(value: object) -> bytes:
 
 def _member(slot: bytes | int, identity: bytes) -> Membership:
     epoch, _, node = identity.partition(b" ")
+    if not 0 <= int(slot) < MAX_SLOTS:
+        raise ValueError(f"slot {slot!r}, expected less than {MAX_SLOTS}")
     return Membership(node.decode(), int(epoch), int(slot))
 
 

@@ -1,11 +1,12 @@
 """A real Redis-compatible server for the tests: one a session, a fleet of its own for each test."""
 
 import secrets
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.redis_server import RedisServer
 
 
@@ -19,3 +20,13 @@ def running_server(folder: Path, **options: Any) -> Iterator[RedisServer]:
 def new_fleet() -> str:
     """A name that no other test uses."""
     return f"test-{secrets.token_hex(6)}"
+
+
+@asynccontextmanager
+async def index_at(url: str, **options: Any) -> AsyncIterator[RedisIndex]:
+    """An index with times long enough for a busy machine, closed at the end."""
+    index = RedisIndex(url, "f", **{"lease_s": 60, "timeout_s": 20} | options)
+    try:
+        yield index
+    finally:
+        await index.close()

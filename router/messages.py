@@ -58,19 +58,23 @@ def _message(message: object, as_parts: bool) -> Message:
     content = _contents(message.get("content"), strip_attribution=role == "system")
     result: Message = {
         "role": role,
-        "content": content if as_parts else "\n".join(part["text"] for part in content),
+        # Joined to one text, empty parts leave no line; as parts they stay
+        "content": content if as_parts else "\n".join(p["text"] for p in content if p["text"]),
     }
     if role == "assistant":
         result |= _of_assistant(message)
     elif role == "tool":
-        result["content"] = "\n".join(part["text"] for part in content)
+        if as_parts:  # most templates take a tool's answer as one text only
+            result["content"] = "\n".join(part["text"] for part in content)
         if "tool_call_id" in message:
             result["tool_call_id"] = message["tool_call_id"]
     for name in ("name", "task"):
         if isinstance(message.get(name), str):
             result[name] = message[name]
     if role == "developer":
-        result["tools"] = message.get("tools")
+        if message.get("tools"):
+            raise NotText("tools of a developer message, which the engine puts in another form")
+        result["tools"] = None
     return result
 
 

@@ -17,7 +17,9 @@ import jinja2.sandbox
 
 Message = dict[str, Any]
 
-_CUT = "<prefixfleet-end-of-final-message> "
+_CUT = "CONTINUE_FINAL_MESSAGE_TAG "
+"""Marks the end of a message to continue. The engine's own mark: a template that prints it twice
+shows it in the prompt."""
 
 
 _RAISED_BY_TEMPLATES = (

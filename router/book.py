@@ -17,6 +17,7 @@ class Load:
     queued_tokens: int = 0
     queued_requests: int = 0
     decoding: int = 0  # sequences being generated
+    busy_s: float = 0.0  # until the prefills in flight are done, by their estimates
 
 
 @dataclass(slots=True, eq=False)
@@ -27,6 +28,7 @@ class Charge:
     sequences: int
     started_s: float
     alone: bool  # no other prefill was in flight on the worker while this one was
+    expected_s: float  # of its prefill, as estimated when it was sent
     _page: "_Page"
     first_byte_s: float | None = field(default=None, init=False)
 
@@ -36,18 +38,22 @@ class Charge:
             self.first_byte_s = now
             self._page.waiting.discard(self)
             self._page.answering.add(self)
+            self._page.since_s = now
 
 
 @dataclass(slots=True)
 class _Page:
     waiting: set[Charge] = field(default_factory=set)
     answering: set[Charge] = field(default_factory=set)
+    since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
 
-    def load(self) -> Load:
+    def load(self, now: float) -> Load:
+        expected = sum(charge.expected_s for charge in self.waiting)
         return Load(
             sum(charge.tokens for charge in self.waiting),
             len(self.waiting),
             sum(charge.sequences for charge in self.answering),
+            max(0.0, expected - (now - self.since_s)) if self.waiting else 0.0,
         )
 
 
@@ -61,15 +67,25 @@ class Book:
     def load(self, worker: str) -> Load:
         """Present load of ``worker``."""
         page = self._pages.get(worker)
-        return page.load() if page else Load()
+        return page.load(self._clock()) if page else Load()
 
     @contextmanager
-    def charged(self, worker: str, *, tokens: int, sequences: int) -> Iterator[Charge]:
-        """Charge ``worker`` while the block runs, however it ends."""
+    def charged(
+        self, worker: str, *, tokens: int, sequences: int, expected_s: float
+    ) -> Iterator[Charge]:
+        """Charge ``worker`` while the block runs, however it ends.
+
+        ``expected_s`` is the estimate of the prefill alone, without the queue before it.
+        """
         page = self._pages.setdefault(worker, _Page())
         for other in page.waiting:
             other.alone = False
-        charge = Charge(tokens, sequences, self._clock(), alone=not page.waiting, _page=page)
+        now = self._clock()
+        charge = Charge(
+            tokens, sequences, now, alone=not page.waiting, expected_s=expected_s, _page=page
+        )
+        if not page.waiting:
+            page.since_s = now
         page.waiting.add(charge)
         try:
             yield charge

@@ -23,6 +23,7 @@ from prefixfleet.router.parity import check_parity
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.tokens import Tokens, load_tokens
+from prefixfleet.router.turns import Turns
 from prefixfleet.router.upstream import upstream_session
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
@@ -60,7 +61,10 @@ class Router:
         self.feed = Feed(fleet.index, self.view, self.degraded)
         self.roster = Roster(fleet.registry, self._examine, self.degraded)
         self._key = hash_key(fleet.secret)
-        self.dispatcher = Dispatcher(self.view, self.book, lambda: self.feed.records, self._key)
+        self.dispatcher = Dispatcher(
+            self.view, self.book, lambda: self.feed.records, self._key, clock
+        )
+        self.turns = Turns(self.dispatcher, self.book, settings.ttft_slo_s, clock)
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0

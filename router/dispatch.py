@@ -60,6 +60,7 @@ class Dispatcher:
         book: Book,
         records: Callable[[], Mapping[str, NodeRecord]],
         key: bytes,
+        clock: Callable[[], float],
         draw: Callable[[int], int] = random.randrange,
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
@@ -68,6 +69,8 @@ class Dispatcher:
         self.book = book
         self._records = records
         self._key = key
+        self._clock = clock
+        self._sending: dict[str, float] = {}  # when each source is done with what was planned
         self._draw = draw
         self._policy = policy
         self._models: dict[str, PrefillModel] = dict(models or {})
@@ -80,21 +83,22 @@ class Dispatcher:
             for namespace, block_tokens in kinds.items()
         }
 
-    def dispatch(
-        self,
-        request: str,
-        prompt: Prompt,
-        chains: Chains,
-        workers: Sequence[Worker],
-    ) -> Dispatched:
-        """The decision for one request; ``workers`` is not empty."""
+    def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
+        """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
         held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
         candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
-        decision = self._policy(prompt.tokens, candidates, self._draw)
+        return self._policy(prompt.tokens, candidates, self._draw)
+
+    def bind(
+        self, request: str, decision: Decision, chains: Chains, workers: Sequence[Worker]
+    ) -> Dispatched:
+        """Act on a decision: its blocks and its pull count from now on for those that follow."""
         worker = next(w for w in workers if w.name == decision.worker)
         chain = chains[worker.namespace]
         self.view.assume(worker.record.node, chain)
+        if decision.source is not None:
+            self._sending[decision.source.node] = self._clock() + decision.pull_s
         return Dispatched(
             worker=worker, decision=decision, plan=_plan(request, decision), chain=chain
         )
@@ -131,6 +135,7 @@ class Dispatcher:
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
+            busy_s=load.busy_s,
             prefill=self.prefill_model(worker),
             block_tokens=worker.block_tokens,
             block_bytes=worker.record.block_bytes,
@@ -140,6 +145,7 @@ class Dispatcher:
                     epoch=self.view.members[source].epoch,
                     blocks=blocks,
                     link=self._link(node, source),
+                    wait_s=max(0.0, self._sending.get(source, 0.0) - self._clock()),
                 )
                 for source, blocks in held.items()
                 if source != node

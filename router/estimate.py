@@ -29,18 +29,6 @@ class PrefillModel:
         """Time to prefill ``tokens`` when the first ``cached`` of them are."""
         return sum(c * x for c, x in zip(self.coefficients, _features(tokens, cached), strict=True))
 
-    def queue_seconds(self, tokens: int, requests: int) -> float:
-        """Time until ``requests`` waiting prefills of ``tokens`` uncached tokens in all are done.
-
-        Their quadratic parts are taken as of equal prompts without cache: an underestimate by
-        little, since waiting prompts are charged with their uncached tokens only.
-        """
-        if requests < 1:
-            return 0.0
-        each = tokens / requests / KILO
-        c0, c1, c2 = self.coefficients
-        return requests * (c0 + c1 * each + c2 * each * each)
-
 
 def first_guess(tokens_per_s: float) -> PrefillModel:
     """The model of a worker that prefills at ``tokens_per_s`` and was never observed."""

@@ -81,7 +81,7 @@ def sticky_until_saturated(
     sticky = [c for c in candidates if c.hit_blocks / usable >= STICKY_SHARE]
     others = [c for c in candidates if c not in sticky]
     if sticky and others:
-        best = {id(group): min(map(_queue_s, group)) for group in (sticky, others)}
+        best = {id(group): min(c.busy_s for c in group) for group in (sticky, others)}
         if best[id(sticky)] - best[id(others)] > STICKY_PENALTY_S:
             sticky = []
     return _plain(prompt_tokens, _least(sticky or candidates, lambda c: c.queued_tokens, draw))
@@ -123,7 +123,7 @@ def _priced(
         hit_blocks=hit,
         pull_blocks=pulled,
         source=source,
-        queue_s=_queue_s(candidate),
+        queue_s=candidate.busy_s,
         pull_s=pull_seconds(pulled * candidate.block_bytes, source.link) if source else 0.0,
         prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
     )
@@ -131,10 +131,6 @@ def _priced(
 
 def _usable(prompt_tokens: int, candidate: Candidate) -> int:
     return max(0, prompt_tokens - 1) // candidate.block_tokens
-
-
-def _queue_s(candidate: Candidate) -> float:
-    return candidate.prefill.queue_seconds(candidate.queued_tokens, candidate.queued_requests)
 
 
 def _least(

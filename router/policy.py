@@ -26,6 +26,7 @@ class Source:
     epoch: int
     blocks: int
     link: LinkSpeed
+    wait_s: float = 0.0  # until the source is done with the pulls that were planned before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,7 @@ class Candidate:
     hit_blocks: int  # leading blocks that its node holds or will hold
     queued_tokens: int  # uncached tokens of requests that wait for their first token
     queued_requests: int
+    busy_s: float  # until those are done, by their own estimates
     prefill: PrefillModel
     block_tokens: int
     block_bytes: int
@@ -78,10 +80,9 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     # The engine computes at least the last token itself
     usable = max(0, prompt_tokens - 1) // candidate.block_tokens
     hit = min(candidate.hit_blocks, usable)
-    queue_s = candidate.prefill.queue_seconds(candidate.queued_tokens, candidate.queued_requests)
+    queue_s = candidate.busy_s
 
     def priced(source: Source | None, pulled: int) -> Decision:
-        link = source.link if source else None
         cached = (hit + pulled) * candidate.block_tokens
         return Decision(
             worker=candidate.worker,
@@ -89,7 +90,7 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
             pull_blocks=pulled,
             source=source if pulled else None,
             queue_s=queue_s,
-            pull_s=pull_seconds(pulled * candidate.block_bytes, link) if link else 0.0,
+            pull_s=_pull_s(source, pulled * candidate.block_bytes) if source else 0.0,
             prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
         )
 
@@ -97,12 +98,18 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     for source in candidate.sources:
         if source.node != candidate.node:
             most = min(source.blocks, usable) - hit
-            counts = _worth_trying(most, queue_s, candidate.block_bytes, source.link)
+            counts = _worth_trying(
+                most, queue_s - source.wait_s, candidate.block_bytes, source.link
+            )
             options += [priced(source, count) for count in counts]
     return min(options, key=lambda option: option.total_s)
 
 
-def _worth_trying(most: int, queue_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:
+def _pull_s(source: Source, num_bytes: int) -> float:
+    return source.wait_s + pull_seconds(num_bytes, source.link)
+
+
+def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:
     """Numbers of blocks among which the best is found.
 
     Seconds of a pull grow linearly with the blocks, those of the prefill shrink ever faster: the
@@ -111,6 +118,6 @@ def _worth_trying(most: int, queue_s: float, block_bytes: int, link: LinkSpeed) 
     """
     if most > 0:
         yield most
-        free = int((queue_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
+        free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
         if 0 < free < most:
             yield free

@@ -85,9 +85,9 @@ async def _try_workers(
     left = list(workers)
     failures: list[str] = []
     while left and len(failures) < MAX_WORKERS_TRIED:
-        with router.metrics.decision_s.time():
-            dispatched = router.dispatcher.dispatch(passage.id, passage.prompt, chains, left)
-        _refuse_if_late(router, dispatched)
+        dispatched = await router.turns.wait(
+            passage.id, passage.prompt, chains, left, passage.received_s
+        )
         try:
             return await _send(passage, dispatched)
         except WorkerLost as loss:
@@ -99,15 +99,6 @@ async def _try_workers(
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
 
 
-def _refuse_if_late(router: Router, dispatched: Dispatched) -> None:
-    slo_s, total_s = router.settings.ttft_slo_s, dispatched.decision.total_s
-    if slo_s and total_s > slo_s:
-        raise TooBusy(
-            f"the first token would come after {total_s:.1f} s, the limit is {slo_s:.1f} s",
-            retry_after_s=total_s - slo_s,
-        )
-
-
 async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
     """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
     router, worker, request = passage.router, dispatched.worker, passage.request
@@ -115,9 +106,15 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
     node = router.feed.records.get(worker.record.node)
     router.hints.send(node.http if node else "", dispatched)
     tokens = max(1, passage.prompt.tokens - dispatched.cached_tokens)
-    with router.book.charged(
-        worker.name, tokens=tokens, sequences=passage.prompt.outputs
-    ) as charge:
+    with (
+        router.turns.ending(),
+        router.book.charged(
+            worker.name,
+            tokens=tokens,
+            sequences=passage.prompt.outputs,
+            expected_s=dispatched.decision.prefill_s,
+        ) as charge,
+    ):
         async with ask(
             router.session,
             request.method,
@@ -126,6 +123,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             with_transfer_params(passage.body, {PARAMS_KEY: to_builtins(dispatched.plan)}),
         ) as answer:
             charge.first_byte(router.clock())
+            router.turns.look()
             if answer.response.status == 200:
                 passage.note_first_byte(dispatched, charge)
             response, whole = await pass_on(answer, request, passage.headers(dispatched))

@@ -97,6 +97,7 @@ def fleet_of(options: argparse.Namespace, policy: Policy, block_tokens: int) -> 
         shape=LLAMA_70B,
         hardware=hardware,
         policy=policy,
+        unbound=policy is choose,
         ttft_slo_s=options.ttft_slo,
         seed=options.seed,
     )

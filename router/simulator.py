@@ -17,10 +17,11 @@ from dataclasses import dataclass, field
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatched, Dispatcher
 from prefixfleet.router.fleet_models import Hardware, ModelShape, calibrated, prefill_seconds
-from prefixfleet.router.policy import Policy
+from prefixfleet.router.policy import Decision, Policy
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
+from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder, LruOrder
@@ -43,6 +44,7 @@ class Fleet:
     shape: ModelShape
     hardware: Hardware
     policy: Policy
+    unbound: bool = False  # requests wait in the router until their best worker is free
     ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
     seed: int = 0
     order: Callable[[], EvictionOrder] = LruOrder
@@ -88,6 +90,14 @@ class _Node:
     sending_until: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Turn(Waiting):
+    """A request that is not bound to a node yet."""
+
+    chains: dict[bytes, list[BlockHash]]
+    estimate_s: float
+
+
 @dataclass(slots=True)
 class _Running:
     """A request on its node until its prefill ends."""
@@ -117,11 +127,13 @@ class Simulation:
             self._book,
             lambda: records,
             key=b"",
+            clock=self.clock,
             draw=random.Random(fleet.seed).randrange,
             policy=fleet.policy,
             models={w.name: calibrated(fleet.shape, fleet.hardware) for w in self._workers},
         )
         self.served: list[Served] = []
+        self._queue: list[_Turn] = []
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Served]:
         """Serve every arrival; returns them in order of arrival."""
@@ -130,7 +142,7 @@ class Simulation:
             self.clock.now = arrival.at_s
             self._arrive(arrival)
         self._advance(math.inf)
-        return self.served
+        return sorted(self.served, key=lambda s: s.at_s)
 
     def fail(self, number: int, at_s: float) -> None:
         """Node ``number`` loses its blocks at ``at_s`` and joins anew: a restart."""
@@ -144,18 +156,47 @@ class Simulation:
     def _arrive(self, arrival: Arrival) -> None:
         prompt = arrival.prompt
         assert isinstance(prompt, SharedBlocks), "only traces of block ids can be simulated"
-        chain = chain_of(prompt)
-        decided = self._dispatcher.dispatch(
-            "", Prompt(tokens=prompt.tokens), {NAMESPACE: chain}, self._workers
-        )
-        estimate = decided.decision.total_s
+        chains = {NAMESPACE: chain_of(prompt)}
+        decision = self._dispatcher.decide(Prompt(tokens=prompt.tokens), chains, self._workers)
+        estimate = self._estimate(decision)
         if estimate > self.fleet.ttft_slo_s:
             self.served.append(Served(self.clock.now, -1, prompt.tokens, 0, 0, math.inf, estimate))
             return
-        self._serve(decided, chain, prompt.tokens)
+        turn = _Turn(self.clock.now, prompt.tokens, decision.prefill_s, chains, estimate)
+        if self.fleet.unbound:
+            self._queue.append(turn)
+            self._look()
+        else:
+            self._serve(turn, decision)
 
-    def _serve(self, decided: Dispatched, chain: list[BlockHash], tokens: int) -> None:
-        now, fleet = self.clock.now, self.fleet
+    def _estimate(self, decision: Decision) -> float:
+        """Time to first token that the router expects when the request arrives."""
+        if not self.fleet.unbound:
+            return decision.total_s
+        busy = [self._book.load(worker.name).busy_s for worker in self._workers]
+        wait_s = expected_wait(self._queue, decision.prefill_s, busy)
+        return max(wait_s, decision.total_s - decision.prefill_s) + decision.prefill_s
+
+    def _look(self) -> None:
+        while found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free):
+            waiting, decision = found
+            turn = next(t for t in self._queue if t is waiting)
+            self._queue.remove(turn)
+            self._serve(turn, decision)
+
+    def _decide(self, waiting: Waiting) -> Decision:
+        turn = next(t for t in self._queue if t is waiting)
+        return self._dispatcher.decide(
+            Prompt(tokens=turn.prompt_tokens), turn.chains, self._workers
+        )
+
+    def _is_free(self, worker: str) -> bool:
+        return self._book.load(worker).queued_requests == 0
+
+    def _serve(self, turn: _Turn, decision: Decision) -> None:
+        fleet, tokens = self.fleet, turn.prompt_tokens
+        chain = turn.chains[NAMESPACE]
+        decided = self._dispatcher.bind("", decision, turn.chains, self._workers)
         node = self._by_name[decided.worker.record.node]
         usable = max(0, tokens - 1) // fleet.block_tokens
         pin = node.pool.pin(chain[:usable])
@@ -167,18 +208,23 @@ class Simulation:
         node.busy_until = done
         running = _Running(node, chain, pin)
         running.charge.enter_context(
-            self._book.charged(decided.worker.name, tokens=tokens - cached, sequences=1)
+            self._book.charged(
+                decided.worker.name,
+                tokens=tokens - cached,
+                sequences=1,
+                expected_s=decision.prefill_s,
+            )
         )
         self._at(done, lambda: self._finish(running))
         self.served.append(
             Served(
-                now,
+                turn.arrived_s,
                 node.number,
                 tokens,
                 local * fleet.block_tokens,
                 pulled * fleet.block_tokens,
-                done - now,
-                decided.decision.total_s,
+                done - turn.arrived_s,
+                turn.estimate_s,
             )
         )
 
@@ -210,6 +256,7 @@ class Simulation:
             self.clock.now + PUBLISH_S,
             lambda: self.view.apply(IndexEvent("publish", node.member, new)),
         )
+        self._look()
 
     def _make_room(self, node: _Node, blocks: int) -> None:
         if (short := blocks - node.pool.free_slots) > 0:

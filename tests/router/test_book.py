@@ -13,12 +13,12 @@ def book():
 
 
 def test_a_request_is_charged_before_it_answers(book):
-    with book.charged("w", tokens=100, sequences=1):
-        assert book.load("w") == Load(queued_tokens=100, queued_requests=1)
+    with book.charged("w", tokens=100, sequences=1, expected_s=0.1):
+        assert book.load("w") == Load(queued_tokens=100, queued_requests=1, busy_s=0.1)
 
 
 def test_after_the_first_byte_only_its_sequences_count(book):
-    with book.charged("w", tokens=100, sequences=3) as charge:
+    with book.charged("w", tokens=100, sequences=3, expected_s=0.1) as charge:
         charge.first_byte(6.0)
         charge.first_byte(7.0)
 
@@ -30,7 +30,7 @@ def test_after_the_first_byte_only_its_sequences_count(book):
 @pytest.mark.parametrize("error", [ValueError, asyncio.CancelledError, GeneratorExit])
 def test_every_way_out_releases(book, error, answered):
     def serve():
-        with book.charged("w", tokens=9, sequences=1) as charge:
+        with book.charged("w", tokens=9, sequences=1, expected_s=0.009) as charge:
             if answered:
                 charge.first_byte(6.0)
             raise error
@@ -43,19 +43,19 @@ def test_every_way_out_releases(book, error, answered):
 
 
 def test_equal_requests_are_released_one_by_one(book):
-    with book.charged("w", tokens=9, sequences=1):
-        with book.charged("w", tokens=9, sequences=1):
+    with book.charged("w", tokens=9, sequences=1, expected_s=0.009):
+        with book.charged("w", tokens=9, sequences=1, expected_s=0.009):
             assert book.load("w").queued_tokens == 18
 
-        assert book.load("w") == Load(queued_tokens=9, queued_requests=1)
+        assert book.load("w") == Load(queued_tokens=9, queued_requests=1, busy_s=0.009)
 
 
 def test_a_prefill_that_overlaps_another_is_not_alone(book):
-    with book.charged("w", tokens=1, sequences=1) as first:
-        with book.charged("w", tokens=1, sequences=1) as second:
+    with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as first:
+        with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as second:
             assert not first.alone
             assert not second.alone
 
         first.first_byte(6.0)
-        with book.charged("w", tokens=1, sequences=1) as third:
+        with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as third:
             assert third.alone

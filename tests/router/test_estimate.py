@@ -69,13 +69,6 @@ def test_equal_prompts_only_do_not_blow_up_the_model():
     assert 0 < model.seconds(2_000, 0) < 20
 
 
-def test_a_queue_takes_as_long_as_its_prefills():
-    model = first_guess(1_000.0)
-
-    assert model.queue_seconds(3_000, 3) == pytest.approx(3.0)
-    assert model.queue_seconds(0, 0) == 0.0
-
-
 def test_nothing_is_pulled_in_no_time():
     assert pull_seconds(0, LinkSpeed(1.0, 9.0)) == 0.0
     assert pull_seconds(10, LinkSpeed(5.0, 1.0)) == 3.0

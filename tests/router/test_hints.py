@@ -42,7 +42,7 @@ async def pulling_fleet(rig, http):
     router = await rig.start(*engines)
     await rig.holds(engines[0], engines[0].tokens.of_text(LONG))
     await rig.holds(engines[1], [], http=http, links=FAST)
-    rig.stack.enter_context(router.book.charged("a", tokens=90_000, sequences=1))
+    rig.stack.enter_context(router.book.charged("a", tokens=90_000, sequences=1, expected_s=90))
     return engines, router
 
 

@@ -1,7 +1,6 @@
 """Other systems' rules, each as published: the cases in which they differ."""
 
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -20,6 +19,7 @@ def candidate(name, *, hit=0, queued=0, sources=()):
         hit_blocks=hit,
         queued_tokens=queued,
         queued_requests=1 if queued else 0,
+        busy_s=queued / TOKENS_PER_S,
         prefill=first_guess(TOKENS_PER_S),
         block_tokens=10,
         block_bytes=1000,
@@ -52,7 +52,7 @@ def test_local_aware_weighs_queue_against_its_own_cache():
     cached = candidate("a", hit=10, queued=50)
 
     assert decide("local-aware", [cached, candidate("b")]).worker == "a"
-    assert decide("local-aware", [replace(cached, queued_tokens=500), candidate("b")]).worker == "b"
+    assert decide("local-aware", [candidate("a", hit=10, queued=500), candidate("b")]).worker == "b"
 
 
 def test_algorithm_1_pulls_even_over_a_link_that_is_slower_than_computing():
@@ -82,7 +82,7 @@ def test_sticky_stays_with_the_cache_until_the_penalty_is_exceeded():
     holder = candidate("a", hit=9, queued=tokens)
 
     assert decide("sticky", [holder, candidate("b")]).worker == "a"
-    holder = replace(holder, queued_tokens=tokens + 100)
+    holder = candidate("a", hit=9, queued=tokens + 100)
     assert decide("sticky", [holder, candidate("b")]).worker == "b"
 
 

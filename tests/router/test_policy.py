@@ -19,6 +19,7 @@ IDLE = Candidate(
     hit_blocks=0,
     queued_tokens=0,
     queued_requests=0,
+    busy_s=0.0,
     prefill=first_guess(1_000.0),
     block_tokens=BLOCK_TOKENS,
     block_bytes=1_000,
@@ -42,7 +43,9 @@ def test_the_worker_whose_node_holds_the_prefix_wins():
 
 
 def test_a_busy_holder_loses_to_an_idle_worker_that_pulls():
-    busy = replace(IDLE, worker="b", hit_blocks=60, queued_tokens=50_000, queued_requests=9)
+    busy = replace(
+        IDLE, worker="b", hit_blocks=60, queued_tokens=50_000, queued_requests=9, busy_s=50
+    )
     puller = replace(IDLE, sources=[source(60)])
 
     decision = choose(1_000, [busy, puller], first)
@@ -86,7 +89,9 @@ def test_the_last_token_is_always_computed(tokens, usable):
 
 def test_a_pull_that_the_queue_hides_costs_nothing():
     link = LinkSpeed(bytes_per_s=1e4, setup_s=0.0)  # a block takes 0.1 s to pull, 16 ms to compute
-    waiting = replace(IDLE, queued_tokens=2_000, queued_requests=1, sources=[source(60, link)])
+    waiting = replace(
+        IDLE, queued_tokens=2_000, queued_requests=1, busy_s=2, sources=[source(60, link)]
+    )
 
     decision = best_for(1_000, waiting)
 

@@ -181,7 +181,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(rig):
 
 async def test_a_fault_of_the_router_is_500_in_shape_and_logged(rig, monkeypatch, caplog):
     router = await rig.start(await rig.engine())
-    monkeypatch.setattr(router.dispatcher, "dispatch", lambda *_: 1 / 0)
+    monkeypatch.setattr(router.dispatcher, "decide", lambda *_: 1 / 0)
 
     response, body = await ask(rig, b'{"model":"tiny","prompt":"x"}')
 

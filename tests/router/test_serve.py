@@ -179,7 +179,7 @@ async def test_a_busy_holder_is_relieved_by_a_pull_and_the_plan_says_so(rig):
         engines[1], [], links={"node-a": {"link": "tcp", "bytes_per_s": 1e9, "setup_s": 0.001}}
     )
 
-    with router.book.charged("a", tokens=50_000, sequences=1):
+    with router.book.charged("a", tokens=50_000, sequences=1, expected_s=50):
         _, headers, _ = await rig.post(prompt=LONG)
 
     blocks = (len(ids) - 1) // 16
@@ -199,7 +199,7 @@ async def test_a_slow_link_makes_the_router_prefer_computing(rig):
         engines[1], [], links={"node-a": {"link": "tcp", "bytes_per_s": 1e3, "setup_s": 1}}
     )
 
-    with router.book.charged("a", tokens=50_000, sequences=1):
+    with router.book.charged("a", tokens=50_000, sequences=1, expected_s=50):
         _, headers, _ = await rig.post(prompt=LONG)
 
     assert headers["x-prefixfleet-node"] == "node-b"

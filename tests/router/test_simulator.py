@@ -14,6 +14,7 @@ from prefixfleet.router.fleet_models import (
     calibrated,
     prefill_seconds,
 )
+from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
 from prefixfleet.router.simulator import Fleet, Simulation
@@ -73,12 +74,23 @@ def test_every_policy_serves_a_trace(name):
 
 def test_policies_come_in_the_published_order():
     """Mooncake, FAST'25, figure 5: random > least load > cache of the worker > Algorithm 1."""
-    arrivals = conversations(60, 8, gap_s=20.0)
+    arrivals = conversations(60, 8)
     names = ("random", "least-tokens", "local-aware", "algorithm-1")
 
     means = [simulate(fleet(POLICIES[n]()), arrivals)[0]["ttft_s"]["mean"] for n in names]
 
     assert means == sorted(means, reverse=True)
+
+
+@pytest.mark.parametrize("gap_s", [8.0, 20.0, 200.0])
+def test_ours_is_never_worse_than_any_other_policy(gap_s):
+    """Under contention, at the edge of it, and when every request has the fleet to itself."""
+    arrivals = conversations(60, 8, gap_s=gap_s)
+    others = [simulate(fleet(make()), arrivals)[0] for make in PEERS.values()]
+
+    ours, _ = simulate(fleet(unbound=True), arrivals)
+
+    assert ours["ttft_s"]["mean"] <= min(run["ttft_s"]["mean"] for run in others) * 1.01
 
 
 def test_a_slow_link_is_not_used_by_ours():

@@ -1,0 +1,138 @@
+"""The router's queue at work: a request waits here for its turn, then it is bound to a worker.
+
+`waiting` decides who goes next; this file knows when to ask: a request came, a prefill ended, or
+the time has come at which a worker should be free by the estimates.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from prefixfleet.router.book import Book
+from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
+from prefixfleet.router.errors import TooBusy
+from prefixfleet.router.policy import Decision
+from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.router.worker import Worker
+
+LOOKAHEAD_S = 0.1
+"""A worker counts as free so long before its prefills should be done: engines batch short prompts,
+and the next one must be there when the last one ends."""
+TICK_S = 0.02
+"""Time between two looks at a queue that nothing else woke."""
+
+
+@dataclass(slots=True, eq=False)
+class _Turn(Waiting):
+    request: str
+    prompt: Prompt
+    chains: Chains
+    workers: Sequence[Worker]
+    go: asyncio.Future[Dispatched] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
+
+
+class Turns:
+    """Owned by the router's event loop. ``slo_s`` limits the time to first token; 0: no limit."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, book: Book, slo_s: float, clock: Callable[[], float]
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._book = book
+        self._slo_s = slo_s
+        self._clock = clock
+        self._queue: list[_Turn] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._queue)
+
+    async def wait(
+        self,
+        request: str,
+        prompt: Prompt,
+        chains: Chains,
+        workers: Sequence[Worker],
+        arrived_s: float,
+    ) -> Dispatched:
+        """Where the request goes, when its turn has come. ``workers`` is not empty.
+
+        Raises:
+            TooBusy: it would come, or has come, later than the limit on the first token.
+        """
+        decision = self._dispatcher.decide(prompt, chains, workers)
+        self._refuse_if_late(decision, workers, arrived_s)
+        turn = _Turn(arrived_s, prompt.tokens, decision.prefill_s, request, prompt, chains, workers)
+        self._queue.append(turn)
+        self.look()
+        try:
+            async with asyncio.timeout(self._slo_s or None):
+                return await turn.go
+        except TimeoutError:
+            raise self._too_late(self._clock() - arrived_s) from None
+        finally:
+            if turn in self._queue:
+                self._queue.remove(turn)
+
+    @contextmanager
+    def ending(self) -> Iterator[None]:
+        """Around a request's stay at its worker: its end may be another one's turn."""
+        try:
+            yield
+        finally:
+            self.look()
+
+    def look(self) -> None:
+        """Let go who can go. Call it when a prefill has ended."""
+        now = self._clock()
+        while found := next_to_go(self._queue, now, self._decide, self._is_free):
+            waiting, decision = found
+            turn = next(t for t in self._queue if t is waiting)
+            self._queue.remove(turn)
+            if not turn.go.done():
+                bound = self._dispatcher.bind(turn.request, decision, turn.chains, turn.workers)
+                turn.go.set_result(bound)
+                return self._look_soon()  # it is charged first, or the next one sees it free
+        if self._queue:
+            self._look_later(TICK_S)
+        return None
+
+    def _decide(self, waiting: Waiting) -> Decision:
+        turn = next(t for t in self._queue if t is waiting)
+        return self._dispatcher.decide(turn.prompt, turn.chains, turn.workers)
+
+    def _is_free(self, worker: str) -> bool:
+        load = self._book.load(worker)
+        return load.queued_requests == 0 or load.busy_s <= LOOKAHEAD_S
+
+    def _look_soon(self) -> None:
+        if self._queue:
+            self._look_later(0.0)
+
+    def _look_later(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self.look)
+
+    def _refuse_if_late(
+        self, decision: Decision, workers: Sequence[Worker], arrived_s: float
+    ) -> None:
+        busy = [self._book.load(worker.name).busy_s for worker in workers]
+        wait_s = max(
+            expected_wait(self._queue, decision.prefill_s, busy),
+            decision.total_s - decision.prefill_s,
+        )
+        total_s = self._clock() - arrived_s + wait_s + decision.prefill_s
+        if self._slo_s and total_s > self._slo_s:
+            raise self._too_late(total_s)
+
+    def _too_late(self, total_s: float) -> TooBusy:
+        return TooBusy(
+            f"the first token would come after {total_s:.1f} s, the limit is {self._slo_s:.1f} s",
+            retry_after_s=max(1.0, total_s - self._slo_s),
+        )

@@ -1,0 +1,160 @@
+"""The router's queue at work, with real dispatching: turns come, end, and are refused in time."""
+
+import asyncio
+
+import pytest
+
+from prefixfleet.router.book import Book
+from prefixfleet.router.dispatch import Dispatcher
+from prefixfleet.router.errors import TooBusy
+from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.turns import Turns
+from prefixfleet.router.view import View
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.records import WorkerRecord
+
+NAMESPACE = b"n" * 16
+CHAINS = {NAMESPACE: []}
+TOKENS_PER_S = 1000.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+def worker(name):
+    record = WorkerRecord(
+        worker=name, node=f"node-{name}", url="http://x", model="m", model_path="", namespace={},
+        block_bytes=1, max_model_tokens=1, prefill_tokens_per_s=TOKENS_PER_S,
+    )  # fmt: skip
+    return Worker(record, None, NAMESPACE, 16)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def book(clock):
+    return Book(clock)
+
+
+@pytest.fixture
+def make_turns(clock, book):
+    def make(slo_s=0.0):
+        view = View(clock)
+        return Turns(Dispatcher(view, book, dict, b"", clock, lambda n: 0), book, slo_s, clock)
+
+    return make
+
+
+def ask(turns, request, tokens, workers, clock):
+    prompt = Prompt(tokens=tokens)
+    return asyncio.ensure_future(turns.wait(request, prompt, CHAINS, workers, clock.now))
+
+
+async def test_a_free_worker_takes_a_request_at_once(make_turns, clock):
+    turns = make_turns()
+
+    bound = await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now)
+
+    assert bound.worker.name == "a"
+    assert len(turns) == 0
+
+
+async def test_a_request_waits_for_a_busy_worker_and_a_short_one_passes_a_long_one(
+    make_turns, book, clock
+):
+    turns = make_turns()
+    workers = [worker("a")]
+    order = []
+
+    async def serve(request, tokens):
+        bound = await turns.wait(request, Prompt(tokens=tokens), CHAINS, workers, clock.now)
+        with turns.ending(), book.charged("a", tokens=tokens, sequences=1, expected_s=1.0):
+            order.append(bound.plan.request)
+
+    with turns.ending(), book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+        long = asyncio.ensure_future(serve("long", 8000))
+        await asyncio.sleep(0)
+        short = asyncio.ensure_future(serve("short", 100))
+        await asyncio.sleep(0)
+        assert len(turns) == 2
+        clock.now += 1.0
+    await asyncio.wait_for(asyncio.gather(long, short), 5)
+
+    assert order == ["short", "long"]
+
+
+async def test_a_worker_that_should_be_free_by_now_gets_the_next_request(make_turns, book, clock):
+    """Nothing ended, but its time is over: the engine must not run dry, nor one hang stop all."""
+    turns = make_turns()
+    with book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+        waiting = ask(turns, "r", 100, [worker("a")], clock)
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        clock.now += 9.0
+
+        bound = await asyncio.wait_for(waiting, 5)
+
+    assert bound.worker.name == "a"
+
+
+async def test_a_client_that_leaves_leaves_the_queue(make_turns, book, clock):
+    turns = make_turns()
+    with book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+        waiting = ask(turns, "r", 100, [worker("a")], clock)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+        assert len(turns) == 0
+
+
+async def test_a_request_that_would_come_too_late_is_refused_at_once(make_turns, book, clock):
+    turns = make_turns(slo_s=5.0)
+
+    busy = book.charged("a", tokens=9000, sequences=1, expected_s=9.0)
+    with busy, pytest.raises(TooBusy, match="limit is 5"):
+        await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now)
+
+    assert len(turns) == 0
+
+
+async def test_a_request_whose_turn_does_not_come_in_time_is_refused(make_turns, book, clock):
+    """The estimate was wrong: the worker hangs, and the clock of the test stands still."""
+    turns = make_turns(slo_s=0.3)
+    busy = book.charged("a", tokens=200, sequences=1, expected_s=0.15)
+    with busy, pytest.raises(TooBusy):
+        await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now)
+
+    assert len(turns) == 0
+
+
+async def test_requests_spread_over_the_workers_that_are_free(make_turns, book, clock):
+    turns = make_turns()
+    workers = [worker("a"), worker("b")]
+    taken = []
+
+    async def serve(request):
+        bound = await turns.wait(request, Prompt(tokens=5000), CHAINS, workers, clock.now)
+        taken.append(bound.worker.name)
+        if len(taken) == 2:
+            both.set()
+        with (
+            turns.ending(),
+            book.charged(bound.worker.name, tokens=5000, sequences=1, expected_s=5.0),
+        ):
+            await released.wait()
+
+    released, both = asyncio.Event(), asyncio.Event()
+    tasks = [asyncio.ensure_future(serve(str(i))) for i in range(2)]
+    await asyncio.wait_for(both.wait(), 5)
+    released.set()
+    await asyncio.gather(*tasks)
+
+    assert sorted(taken) == ["a", "b"]

@@ -1,49 +1,7 @@
 """The connector in a real vLLM scheduler, against real node daemons; only the forward is ours."""
 
-import random
-
 import pytest
-from daemons import Daemons
-from engine_rig import BLOCK, EngineRig, engine_config, expected_answer, model_folder
-
-
-def prompt_of(length, seed=0):
-    return random.Random(seed).choices(range(1, 900), k=length)
-
-
-@pytest.fixture
-def daemons(tmp_path_factory):
-    with Daemons(tmp_path_factory.mktemp("pf")) as running:
-        yield running
-
-
-@pytest.fixture
-def socket(daemons):
-    return daemons.start()
-
-
-@pytest.fixture
-def start(tmp_path, monkeypatch, socket):
-    """Starts engines; each has its own paged KV and shares the node's pool."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    model = model_folder(tmp_path / "model")
-    rigs = []
-
-    def start_engine(blocks=64, at=None, **options):
-        rigs.append(
-            EngineRig(engine_config(model, at or socket, blocks=blocks, **options), blocks=blocks)
-        )
-        return rigs[-1]
-
-    yield start_engine
-    for rig in rigs:
-        rig.close()
-
-
-def answer(rig, name, prompt, count=4, **fields):
-    rig.add(name, prompt, count, **fields)
-    rig.run()
-    return rig.answers[name]
+from engine_rig import BLOCK, answer, expected_answer, prompt_of
 
 
 @pytest.mark.parametrize("length", [5 * BLOCK - 1, 5 * BLOCK, 5 * BLOCK + 1, BLOCK, BLOCK - 1, 1])
@@ -56,7 +14,7 @@ def test_another_engine_loads_what_the_first_one_computed(start, daemons, length
 
     assert cold == warm == expected_answer(prompt, 4)
     assert second.reports["warm"]["local_blocks"] == (length - 1) // BLOCK
-    assert daemons.counts()["pinned"] == 0
+    daemons.wait_unused()
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -132,7 +90,7 @@ def test_preempted_requests_come_back_right(start, daemons, overlap):
     assert rig.preemptions > 0
     for name, prompt in prompts.items():
         assert rig.answers[name] == expected_answer(prompt, 4 * BLOCK), name
-    assert daemons.counts()["pinned"] == 0
+    daemons.wait_unused()
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -145,4 +103,4 @@ def test_every_rank_keeps_its_own_shard(start, daemons, ranks):
 
     assert told == expected_answer(prompt, 4)
     assert second.reports["b"]["local_blocks"] == 7
-    assert daemons.counts()["reserved"] == 0
+    daemons.wait_unused()

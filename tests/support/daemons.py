@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from eventually import until
 from node_rig import running_node, settings_of
 
 from prefixfleet.cluster.node import NodeDaemon
@@ -69,15 +70,16 @@ class Daemons:
 
         return self.call(answer())
 
-    def counts(self, name: str = "a") -> dict[str, int]:
-        """Slots of a daemon's pool by state, once its books are proved."""
+    def wait_unused(self, name: str = "a") -> None:
+        """Until the engines' last messages were read and nothing of the pool is held any more."""
 
-        def count(node: NodeDaemon) -> dict[str, int]:
-            assert node._pool is not None
-            node._pool.host.pool.check()
-            return node._pool.tier()
+        async def wait() -> None:
+            pool = self._nodes[name][0]._pool
+            assert pool is not None
+            await until(lambda: pool.tier()["pinned"] == pool.tier()["reserved"] == 0)
+            pool.host.pool.check()
 
-        return self.ask(name, count)
+        self.call(wait())
 
     async def _make_index(self) -> MemoryIndex:
         return MemoryIndex()

@@ -8,6 +8,7 @@ the KV of the whole prefix as it lies in the paged cache: one wrong block, and t
 import json
 import os
 import pickle
+import random
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -125,6 +126,34 @@ def kv_config(blocks: int = 64) -> KVCacheConfig:
     )
 
 
+def caches_of(blocks: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    """Paged KV of one rank, full of what no forward writes."""
+    shape = (blocks, HEADS, BLOCK, CHANNELS)
+    return {f"layers.{i}": torch.full(shape, -1.0, dtype=dtype) for i in range(LAYERS)}
+
+
+def new_request(
+    name: str,
+    prompt: Sequence[int] | None,
+    max_tokens: int = 4,
+    params: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Request:
+    """A request as the engine core makes it."""
+    extra = {"kv_transfer_params": params} if params is not None else None
+    options = SamplingParams(
+        max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **sampling or {}
+    )
+    return Request(
+        request_id=name,
+        prompt_token_ids=None if prompt is None else list(prompt),
+        sampling_params=options,
+        pooling_params=None,
+        **fields,
+    )
+
+
 def digests(tokens: Sequence[int]) -> list[int]:
     """The KV of every position: exact in float32."""
     state, states = 1, []
@@ -147,15 +176,17 @@ def expected_answer(prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
+def prompt_of(length: int, seed: int = 0) -> list[int]:
+    """Token ids; equal seeds share their beginnings."""
+    return random.Random(seed).choices(range(1, VOCAB - 90), k=length)
+
+
 class Rank:
     """One worker: its paged KV, its connector, and its turn in a step."""
 
     def __init__(self, number: int, config: VllmConfig, kv: KVCacheConfig) -> None:
         self.number = number
-        self.caches = {
-            f"layers.{i}": torch.full((kv.num_blocks, HEADS, BLOCK, CHANNELS), -1.0)
-            for i in range(LAYERS)
-        }
+        self.caches = caches_of(kv.num_blocks)
         self.connector = PrefixfleetConnector(config, KVConnectorRole.WORKER, kv)
         self._register(number)
 
@@ -215,7 +246,6 @@ class EngineRig:
         self.answers: dict[str, list[int]] = {}
         self.reports: dict[str, dict[str, Any]] = {}
         self.preemptions = 0
-        self.idle_steps = 0
 
     @property
     def free_blocks(self) -> int:
@@ -226,30 +256,10 @@ class EngineRig:
             rank.connector.shutdown()
         self.scheduler.shutdown()
 
-    def add(
-        self,
-        name: str,
-        prompt: Sequence[int],
-        max_tokens: int = 4,
-        params: dict[str, Any] | None = None,
-        sampling: dict[str, Any] | None = None,
-        **fields: Any,
-    ) -> Request:
-        extra = {"kv_transfer_params": params} if params is not None else None
-        options = SamplingParams(
-            max_tokens=max_tokens, ignore_eos=True, extra_args=extra, **sampling or {}
-        )
-        request = Request(
-            request_id=name,
-            prompt_token_ids=list(prompt),
-            sampling_params=options,
-            pooling_params=None,
-            block_hasher=self._hasher,
-            **fields,
-        )
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int = 4, **fields: Any) -> None:
+        request = new_request(name, prompt, max_tokens, block_hasher=self._hasher, **fields)
         self.answers[name] = []
         self.scheduler.add_request(request)
-        return request
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -265,19 +275,42 @@ class EngineRig:
         raise AssertionError(f"not over after {steps} steps: {self.scheduler.requests}")
 
     def step(self) -> None:
+        """As the engine core's loop."""
         if self.scheduler.has_requests():
-            output = self.scheduler.schedule()
-            self.preemptions += len(output.preempted_req_ids or ())
-            self.idle_steps += output.total_num_scheduled_tokens == 0
-            self._flying.append((output, self._work(output)))
+            output = self.schedule()
+            self.work(output)
             if len(self._flying) < self._depth and output.total_num_scheduled_tokens:
                 return
+        self.update()
+
+    def schedule(self) -> Any:
+        """First part of a step; `work` and `update` must follow."""
+        output = self.scheduler.schedule()
+        self.preemptions += len(output.preempted_req_ids or ())
+        return output
+
+    def work(self, output: Any) -> None:
+        """What the workers do in a step."""
+        self._flying.append((output, self._work(output)))
+
+    def update(self) -> None:
+        """The scheduler hears of the oldest step that it has not heard of."""
         output, result = self._flying.popleft()
         for batch in self.scheduler.update_from_output(output, result).values():
             for one in batch.outputs:
                 self.answers[one.request_id] += one.new_token_ids
                 if one.kv_transfer_params is not None:
                     self.reports[one.request_id] = one.kv_transfer_params["prefixfleet"]
+
+    def schedule_load(self) -> Any:
+        """Step until a load is scheduled; it has not begun when this returns."""
+        for _ in range(2000):
+            output = self.schedule()
+            if output.kv_connector_metadata.loads:
+                return output
+            self.work(output)
+            self.update()
+        raise AssertionError("no load was scheduled")
 
     def _work(self, output: Any) -> ModelRunnerOutput:
         results = [self._work_rank(rank, output) for rank in self.ranks]
@@ -339,3 +372,12 @@ class EngineRig:
     def _travel(value: Any) -> Any:
         """As between processes."""
         return pickle.loads(pickle.dumps(value))
+
+
+def answer(
+    rig: EngineRig, name: str, prompt: Sequence[int], count: int = 4, **fields: Any
+) -> list[int]:
+    """One request, run until the engine has nothing left to do."""
+    rig.add(name, prompt, count, **fields)
+    rig.run()
+    return rig.answers[name]

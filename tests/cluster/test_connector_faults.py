@@ -1,0 +1,273 @@
+"""What the connector does when something fails or goes: the answer is right, nothing is leaked."""
+
+import random
+import socket as sockets
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from engine_rig import BLOCK, answer, expected_answer, prompt_of
+
+from prefixfleet.store.records import PullPlan
+from prefixfleet.store.slot import SlotLayout
+
+
+def spoil(daemons, position):
+    """Flip a byte of the pool's n-th resident block; returns how many there are."""
+
+    def flip(node):
+        host = node._pool.host
+        slots = [host.pool._slot_of[block] for block, _ in host.pool.resident()]
+        layout: SlotLayout = host.kind.layout
+        host.segment.view[slots[position] * layout.slot_bytes + 200] ^= 1
+        return len(slots)
+
+    return daemons.ask("a", flip)
+
+
+def test_a_spoiled_block_is_computed_and_the_good_ones_before_it_are_used(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    spoil(daemons, position=4)
+    rig = start()
+
+    told = answer(rig, "b", prompt)
+
+    assert told == expected_answer(prompt, 4)
+    assert rig.reports["b"]["local_blocks"] == 4
+
+
+def test_a_spoiled_first_block_does_not_make_the_engine_ask_for_ever(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    spoil(daemons, position=0)
+    rig = start()
+
+    rig.add("b", prompt, 4)
+    rig.run(steps=500)
+
+    assert rig.answers["b"] == expected_answer(prompt, 4)
+    assert rig.reports["b"]["local_blocks"] == 0
+
+
+def test_a_spoiled_block_is_replaced_so_that_only_one_request_pays(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    spoil(daemons, position=2)
+    answer(start(), "b", prompt)
+
+    third = start()
+    told = answer(third, "c", prompt)
+
+    assert told == expected_answer(prompt, 4)
+    assert third.reports["c"]["local_blocks"] == 6
+
+
+def test_one_ranks_spoiled_shard_is_enough_to_compute_the_block(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(ranks=2), "a", prompt)
+    spoil(daemons, position=3)  # in rank 0's shard
+    rig = start(ranks=2)
+
+    told = answer(rig, "b", prompt)
+
+    assert told == expected_answer(prompt, 4)
+    assert rig.reports["b"]["local_blocks"] == 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("steps", range(12))
+def test_a_client_that_leaves_at_any_moment_leaks_nothing(start, daemons, overlap, steps):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    rig = start(overlap=overlap, step_tokens=32)
+    rig.add("b", prompt + prompt_of(4 * BLOCK, seed=2), 20)
+    for _ in range(steps):
+        rig.step()
+
+    rig.abort("b")
+    rig.run()
+
+    daemons.wait_unused()
+
+
+def test_a_client_that_leaves_while_its_blocks_are_loaded_leaks_nothing(start, daemons):
+    prompt = prompt_of(40 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    rig = start()
+    rig.add("b", prompt, 4)
+    output = rig.schedule_load()
+
+    rig.abort("b")
+    rig.work(output)
+    rig.update()
+    rig.run()
+
+    daemons.wait_unused()
+
+
+def test_without_a_daemon_the_engine_serves_and_saves_again_when_it_is_back(start, daemons):
+    prompt = prompt_of(5 * BLOCK + 1)
+    rig = start()
+    answer(rig, "a", prompt)
+    daemons.stop()
+
+    alone = answer(rig, "b", prompt_of(5 * BLOCK, seed=3))
+    daemons.start()
+    step_until_connected(rig)
+    answer(rig, "c", prompt)  # the engine's own blocks, which the new daemon has never seen
+
+    other = start()
+    told = answer(other, "d", prompt)
+    assert alone == expected_answer(prompt_of(5 * BLOCK, seed=3), 4)
+    assert told == expected_answer(prompt, 4)
+    assert other.reports["d"]["local_blocks"] == 5
+
+
+def step_until_connected(rig):
+    for half in (rig.connector._scheduler, *(rank.connector._worker for rank in rig.ranks)):
+        for _ in range(1000):
+            if half._client.welcome is not None:
+                break
+            half._client._settled.clear()
+            half._client.settle(0.05)
+
+
+def test_a_daemon_that_dies_under_a_request_costs_time_only(start, daemons):
+    prompt = prompt_of(40 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    rig = start()
+    rig.add("b", prompt, 4)
+    output = rig.schedule_load()
+
+    daemons.stop()
+    rig.work(output)
+    rig.update()
+    rig.run()
+
+    assert rig.answers["b"] == expected_answer(prompt, 4)
+
+
+@contextmanager
+def silent_daemon(path: Path):
+    """Takes connections and answers nothing."""
+    with sockets.socket(sockets.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        yield path
+
+
+def test_a_daemon_that_never_answers_does_not_hold_an_engine_up(start, tmp_path_factory):
+    prompt = prompt_of(5 * BLOCK)
+    with silent_daemon(tmp_path_factory.mktemp("s") / "s.sock") as path:
+        rig = start(at=path)
+
+        told = answer(rig, "a", prompt)
+
+    assert told == expected_answer(prompt, 4)
+    assert rig.reports["a"]["failure"] == "daemon_lost"
+
+
+def test_a_pull_plan_brings_a_peers_blocks(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(at=daemons.start("b")), "a", prompt)
+    rig = start()
+    plan = plan_of("b", daemons, blocks=6)
+
+    told = answer(rig, "x", prompt, params={"prefixfleet": plan})
+
+    report = rig.reports["x"]
+    assert told == expected_answer(prompt, 4)
+    assert (report["request"], report["pulled_blocks"], report["local_blocks"]) == ("r1", 6, 0)
+    assert report["pulled_bytes"] > 0
+    assert report["link"] == "tcp"
+    assert report["failure"] == ""
+
+
+def test_a_source_that_is_gone_is_a_miss_with_a_reason(start, daemons):
+    prompt = prompt_of(6 * BLOCK + 1)
+    answer(start(at=daemons.start("b")), "a", prompt)
+    rig = start()
+    plan = plan_of("b", daemons, blocks=6)
+    daemons.stop("b")
+
+    told = answer(rig, "x", prompt, params={"prefixfleet": plan})
+
+    assert told == expected_answer(prompt, 4)
+    assert rig.reports["x"]["pulled_blocks"] == 0
+    assert rig.reports["x"]["failure"] != ""
+
+
+def plan_of(source, daemons, blocks):
+    epoch = daemons.ask(source, lambda node: node.epoch)
+    return asdict(PullPlan(request="r1", source=source, source_epoch=epoch, blocks=blocks))
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"prefixfleet": {}},
+        {"prefixfleet": 7},
+        {"prefixfleet": {"version": 1, "request": "r", "blocks": -1}},
+        {"other": 1},
+        {},
+    ],
+)
+def test_a_plan_that_is_none_is_ignored(start, params):
+    prompt = prompt_of(3 * BLOCK)
+    rig = start()
+
+    assert answer(rig, "a", prompt, params=params) == expected_answer(prompt, 4)
+
+
+def test_a_small_pool_that_evicts_all_the_time_never_gives_a_wrong_block(start, daemons):
+    tiny = daemons.start("tiny", pool_bytes=1 << 20)  # about twenty blocks
+    prompts = [prompt_of(6 * BLOCK + i, seed=i % 5) for i in range(20)]
+    one, other = start(at=tiny), start(at=tiny)
+
+    for i, prompt in enumerate(prompts):
+        one.add(f"a{i}", prompt, 3)
+        other.add(f"b{i}", prompt, 3)
+    while one.scheduler.has_requests() or other.scheduler.has_requests():
+        one.step()
+        other.step()
+
+    for i, prompt in enumerate(prompts):
+        assert one.answers[f"a{i}"] == other.answers[f"b{i}"] == expected_answer(prompt, 3)
+    daemons.wait_unused("tiny")
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_requests_that_come_and_go_at_random_are_right_and_leak_nothing(start, daemons, overlap):
+    """Little paged KV, a little pool, shared prefixes, aborts, two engines: all at once."""
+    tiny = daemons.start("tiny", pool_bytes=1 << 20)
+    rigs = [start(at=tiny, blocks=20, overlap=overlap, step_tokens=48) for _ in range(2)]
+    dice = random.Random(7)
+    wanted = {}
+
+    for i in range(60):
+        rig, name = rigs[dice.randrange(2)], f"r{i}"
+        length, count = dice.randrange(1, 9 * BLOCK), dice.randrange(1, 3 * BLOCK)
+        prompt = prompt_of(length, seed=dice.randrange(4))
+        rig.add(name, prompt, count, cache_salt=dice.choice([None, "s"]))
+        wanted[rig, name] = (prompt, count)
+        for other in rigs:
+            for _ in range(dice.randrange(6)):
+                if other.scheduler.has_requests():
+                    other.step()
+        if dice.random() < 0.3:
+            gone = dice.choice(list(wanted))
+            gone[0].abort(gone[1])
+            wanted[gone] = (wanted[gone][0], None)
+    for rig in rigs:
+        rig.run()
+
+    for (rig, name), (prompt, count) in wanted.items():
+        said = rig.answers[name]
+        full = expected_answer(prompt, count or len(said))
+        assert said == full[: len(said)], name
+        assert count is None or len(said) == count
+    assert sum(rig.preemptions for rig in rigs) > 0
+    assert sum(r["local_blocks"] for rig in rigs for r in rig.reports.values()) > 0
+    daemons.wait_unused("tiny")

@@ -8,7 +8,9 @@ from typing import Protocol
 
 import torch
 
+from prefixfleet.kernels.cpu_exact import ExactCpuMover
 from prefixfleet.kernels.encoding import encoding_of
+from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.kernels.slots import Slot
 
@@ -26,9 +28,12 @@ class BlockMover(Protocol):
 
 
 def mover_for(
-    caches: Mapping[str, torch.Tensor], layout: PagedLayout, encoding: str = "exact"
+    caches: Mapping[str, torch.Tensor],
+    layout: PagedLayout,
+    encoding: str = "exact",
+    host: HostMemory | None = None,
 ) -> BlockMover:
-    """The fastest mover for where ``caches`` lie.
+    """The fastest mover for where ``caches`` lie; for a GPU, ``host`` is the registered pool.
 
     Raises:
         ValueError: the encoding is unknown or cannot hold this layout, or the device is neither
@@ -37,11 +42,13 @@ def mover_for(
     exact = encoding_of(encoding).is_exact
     device = next(iter(caches.values())).device.type
     if device == "cpu" and exact:
-        from prefixfleet.kernels.cpu_exact import ExactCpuMover
-
         return ExactCpuMover(caches, layout)
     if device == "cpu":
         from prefixfleet.kernels.cpu_encoded import EncodedCpuMover  # numba: only who needs it
 
         return EncodedCpuMover(caches, layout, encoding)
+    if device == "cuda":
+        from prefixfleet.kernels.triton_mover import TritonMover  # triton: only where a GPU is
+
+        return TritonMover(caches, layout, encoding, host)
     raise ValueError(f"paged KV on {device!r}: expected 'cpu' or 'cuda'")

@@ -1,0 +1,167 @@
+"""Gather and scatter on a GPU: kernels read and write the slots themselves, in one pass.
+
+A slot is device memory, or host memory registered with the GPU (`host_memory`): then a kernel's
+coalesced loads and stores are the transfer, without a staging copy, and 8-bit blocks cross the
+bus at half the bytes. Work is enqueued on the current stream; slots and blocks must stay as they
+are until it is done (`pipeline`).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import product
+from math import prod
+
+import torch
+
+from prefixfleet.kernels.encoding import (
+    Codec,
+    Section,
+    encoded_bytes,
+    encoding_of,
+    header,
+    sections,
+    segments,
+)
+from prefixfleet.kernels.host_memory import HostMemory
+from prefixfleet.kernels.paged import PagedLayout, block_views
+from prefixfleet.kernels.slots import (
+    Slot,
+    addresses,
+    as_bytes,
+    check_distinct,
+    check_headers,
+    check_ids,
+)
+from prefixfleet.kernels.triton_kernels import seal_kernel
+from prefixfleet.kernels.triton_launch import Batch, CopyLaunch, Pages, PlaneLaunch
+
+_COUNT_WORD = 12  # of the header's 16 words: poisoned groups
+
+
+class TritonMover:
+    """Moves blocks of one set of caches in one encoding. Holds views of the caches.
+
+    ``host`` is the registered memory that slots outside the device must lie in.
+
+    Raises:
+        ValueError: the layout cannot be held in this encoding.
+    """
+
+    def __init__(
+        self,
+        caches: Mapping[str, torch.Tensor],
+        layout: PagedLayout,
+        encoding: str = "exact",
+        host: HostMemory | None = None,
+    ) -> None:
+        self._layout, self._encoding, self._host = layout, encoding_of(encoding), host
+        self._views = block_views(caches, layout)  # keeps alive what launches know by address
+        self._device = self._views[0].device
+        self._copies, self._planes = _launches(self._views, layout, encoding)
+        self.payload_bytes = encoded_bytes(layout, encoding)
+        self._header = b"" if self._encoding.is_exact else header(layout, self._encoding)
+        self._template = torch.tensor(list(self._header), dtype=torch.uint8, device=self._device)
+
+    def gather(self, block_ids: Sequence[int], outs: Sequence[Slot]) -> None:
+        """As `reference.gather`, enqueued; slots start on 16-byte boundaries."""
+        check_ids(self._layout, block_ids, len(outs))
+        batch = self._batch(block_ids, [as_bytes(out, self.payload_bytes) for out in outs])
+        if not len(batch.slots):
+            return
+        for copy in self._copies:
+            copy.move(batch, 0, len(self._layout.pages), to_slot=True)
+        for plane in self._planes:
+            plane.encode(batch, 0, len(self._layout.pages))
+        if self._header:
+            seal_kernel[(len(batch.slots),)](
+                batch.slots, self._template.view(torch.int32), batch.poisoned, COUNT_AT=_COUNT_WORD
+            )
+
+    def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
+        """As `reference.scatter`, enqueued; slots start on 16-byte boundaries."""
+        self.scatter_pages(self.load(block_ids, slots), 0, len(self._layout.pages))
+
+    def load(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> Batch:
+        """Check a scatter and put its tables on the device; `scatter_pages` does it in parts."""
+        check_ids(self._layout, block_ids, len(slots))
+        check_distinct(block_ids)
+        sources = [as_bytes(slot, self.payload_bytes) for slot in slots]
+        if self._header:
+            check_headers(sources, self._header)
+        return self._batch(block_ids, sources)
+
+    def scatter_pages(self, batch: Batch, first: int, last: int) -> None:
+        """Enqueue the scatter of pages ``first`` to ``last - 1``, in the order of the dict."""
+        if not len(batch.slots):
+            return
+        for copy in self._copies:
+            copy.move(batch, first, last, to_slot=False)
+        for plane in self._planes:
+            plane.decode(batch, first, last)
+
+    def _batch(self, block_ids: Sequence[int], slots: Sequence[torch.Tensor]) -> Batch:
+        for slot in slots:
+            if slot.device != self._device and not self._reaches(slot):
+                raise ValueError(
+                    f"slot: got memory on {slot.device} that {self._device} cannot reach; "
+                    "register the pool (host_memory.registered) before the first gather"
+                )
+        return Batch.on(self._device, block_ids, addresses(slots))
+
+    def _reaches(self, slot: torch.Tensor) -> bool:
+        host = self._host
+        return host is not None and host.holds(slot.data_ptr(), slot.numel())
+
+
+def _launches(
+    views: Sequence[torch.Tensor], layout: PagedLayout, encoding: str
+) -> tuple[list[CopyLaunch], list[PlaneLaunch]]:
+    if encoding == "exact":
+        return _exact_pages(views, segments(layout, encoding)), []
+    alike: dict[tuple[object, ...], list[Section]] = defaultdict(list)
+    for section in sections(layout, encoding_of(encoding)):
+        view = views[section.page]
+        alike[(section.plane, section.codec, view.dtype, view.stride(0))].append(section)
+    copies, planes = [], []
+    for like in alike.values():
+        pages = Pages.of([section.page for section in like], views)
+        dtype = views[like[0].page].dtype
+        if like[0].codec is Codec.EXACT:
+            copies.append(_exact_plane(pages, like, dtype.itemsize))
+        else:
+            planes.append(PlaneLaunch(pages, like, dtype))
+    return copies, planes
+
+
+def _exact_plane(pages: Pages, like: Sequence[Section], item: int) -> CopyLaunch:
+    plane = like[0].plane
+    runs = [(group + row) * item for group, row in product(plane.groups, plane.rows)]
+    gap = like[0].end - like[0].data - plane.num_elements * item
+    return CopyLaunch(pages, [s.data for s in like], runs, plane.width * item, gap)
+
+
+def _exact_pages(
+    views: Sequence[torch.Tensor], parts: Sequence[tuple[int, int]]
+) -> list[CopyLaunch]:
+    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    for number, view in enumerate(views):
+        alike[(view.shape, view.stride(), view.dtype)].append(number)
+    launches = []
+    for numbers in alike.values():
+        runs, run_bytes = _runs(views[numbers[0]])
+        pages = Pages.of(numbers, views)
+        launches.append(CopyLaunch(pages, [parts[n][0] for n in numbers], runs, run_bytes))
+    return launches
+
+
+def _runs(view: torch.Tensor) -> tuple[list[int], int]:
+    """(offsets, length) of a page's contiguous runs, in bytes, outermost first."""
+    item = view.element_size()
+    axes = list(zip(view.shape[1:], view.stride()[1:], strict=True))
+    length = 1
+    while axes and axes[-1][1] == length:
+        length *= axes.pop()[0]
+    steps = [range(0, size * stride, stride) for size, stride in axes]
+    runs = [sum(index) * item for index in product(*steps)]
+    assert len(runs) * length == prod(view.shape[1:])
+    return runs, length * item

@@ -1,0 +1,137 @@
+"""The Triton kernels equal the reference, bit for bit; run by `test_triton`, interpreted.
+
+On a GPU: `pytest tests/kernels/triton_cases.py`.
+"""
+
+import mmap
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from paged_caches import KINDS, Sizes, fill, make_paged, slots_for
+
+from prefixfleet.kernels import reference
+from prefixfleet.kernels.encoding import ENCODINGS, encoded_bytes, is_storable
+from prefixfleet.kernels.host_memory import registered
+from prefixfleet.kernels.triton_mover import TritonMover
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CASES = [
+    (kind, encoding)
+    for kind in KINDS
+    for encoding in ENCODINGS
+    if not (kind.startswith("mla") and encoding.endswith("-values"))
+]
+SIZES = st.builds(
+    Sizes,
+    layers=st.integers(1, 2),
+    blocks=st.just(3),
+    heads=st.integers(1, 2),
+    tokens=st.sampled_from([2, 3, 16]),
+    channels=st.sampled_from([2, 5, 16]),
+)
+TILED = Sizes(layers=2, blocks=2, heads=1, tokens=64, channels=64)  # several tiles a program
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+
+
+def on_device(caches):
+    """A copy with the same strides: `Tensor.to` would pack a strided view."""
+    moved = {}
+    for name, cache in caches.items():
+        whole = torch.tensor([], dtype=torch.uint8).set_(cache.untyped_storage())
+        flat = whole.to(DEVICE, copy=True).view(cache.dtype)
+        moved[name] = flat.as_strided(cache.shape, cache.stride(), cache.storage_offset())
+    return moved
+
+
+def check(kind, encoding, sizes, dtype, ids, targets):
+    caches, layout = make_paged(kind, sizes, dtype)
+    fill(caches)
+    device_caches = on_device(caches)
+    mover = TritonMover(device_caches, layout, encoding)
+    expected = slots_for(encoded_bytes(layout, encoding), len(ids))
+    got = [slot.to(DEVICE) for slot in slots_for(mover.payload_bytes, len(ids))]
+
+    reference.gather(caches, layout, ids, expected, encoding)
+    mover.gather(ids, got)
+    reference.scatter(caches, layout, targets, expected[: len(targets)], encoding)
+    batch = mover.load(targets, got[: len(targets)])
+    for page in range(len(layout.pages)):
+        mover.scatter_pages(batch, page, page + 1)
+
+    for one, other in zip(expected, got, strict=True):
+        assert torch.equal(one, other.cpu())
+        assert is_storable(other.cpu().numpy().tobytes(), encoding)
+    for name, cache in caches.items():
+        assert torch.equal(cache, device_caches[name].cpu())
+
+
+@pytest.mark.parametrize(("kind", "encoding"), CASES)
+@settings(deadline=None, max_examples=3, phases=[Phase.generate])  # shrinking takes minutes
+@given(data=st.data())
+def test_the_kernels_equal_the_reference(kind, encoding, data):
+    sizes = data.draw(SIZES)
+    ids = data.draw(st.lists(st.integers(0, sizes.blocks - 1), max_size=3))
+    targets = data.draw(st.permutations(range(sizes.blocks)))[: len(set(ids))]
+
+    check(kind, encoding, sizes, data.draw(DTYPES), ids, targets)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_planes_of_several_tiles_equal_the_reference(encoding):
+    check("vllm-LBNHC", encoding, TILED, torch.bfloat16, [1], [0])
+
+
+@pytest.mark.parametrize("encoding", ["fp8", "int8"])
+@pytest.mark.parametrize("value", [float("nan"), float("-inf"), 2.0**127])
+def test_what_8_bits_cannot_hold_poisons_its_block_and_no_other(encoding, value):
+    caches, layout = make_paged("vllm-LBHNC", Sizes(layers=1, blocks=2), torch.float32)
+    fill(caches)
+    caches["layers.0"][1, 1, 3, 5] = value
+    caches["layers.0"][1, 0, 3, 5] = value
+    mover = TritonMover(on_device(caches), layout, encoding)
+    slots = [slot.to(DEVICE) for slot in slots_for(mover.payload_bytes, 2)]
+
+    mover.gather([0, 1], slots)
+
+    clean, poisoned = (slot.cpu().numpy().tobytes() for slot in slots)
+    assert is_storable(clean, encoding)
+    assert not is_storable(poisoned, encoding)
+    with pytest.raises(ValueError, match="got header"):
+        mover.scatter([0, 1], slots)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU: registers host memory with it")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_slots_in_registered_host_memory_equal_the_reference(encoding):
+    caches, layout = make_paged("vllm-LBNHC", TILED)
+    fill(caches)
+    (expected,) = slots_for(encoded_bytes(layout, encoding), 1)
+    reference.gather(caches, layout, [1], [expected], encoding)
+    pool = mmap.mmap(-1, 4096 * (len(expected) // 4096 + 1))
+    slot = memoryview(pool)[: len(expected)]
+    device_caches = on_device(caches)
+
+    with registered(memoryview(pool)) as host:
+        mover = TritonMover(device_caches, layout, encoding, host)
+        mover.gather([1], [slot])
+        torch.cuda.synchronize()
+        assert bytes(slot) == expected.numpy().tobytes()
+        mover.scatter([0], [slot])
+        torch.cuda.synchronize()
+
+    reference.scatter(caches, layout, [0], [expected], encoding)
+    for name, cache in caches.items():
+        assert torch.equal(cache, device_caches[name].cpu())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs an NVIDIA GPU: a CPU reaches all host memory")
+def test_host_memory_that_is_not_registered_is_refused():
+    caches, layout = make_paged("vllm-LBHNC")
+    mover = TritonMover(on_device(caches), layout)
+
+    with pytest.raises(ValueError, match="register the pool"):
+        mover.gather([0], slots_for(mover.payload_bytes, 1))

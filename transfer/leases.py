@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerBusy
@@ -30,33 +30,39 @@ class Leases:
         self._ids = itertools.count(1)
         self._leases: dict[int, _ReadLease] = {}
         self._granted: dict[int, Counter[int]] = {}  # caller to slots with their leases' number
+        self._pinned: Counter[int] = Counter()  # the same of all callers together
         self._next_end = math.inf
-        self.slots = 0
         self.expired = 0
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def check_room(self, slots: int) -> None:
-        """Raises `PeerBusy` if a lease of so many slots is too much beside those that live.
-
-        The only lease may be of any size: a long chain must not be refused for ever.
-        """
-        too_many = len(self._leases) >= self._max_leases
-        if too_many or (self._leases and self.slots + slots > self._max_slots):
-            raise PeerBusy(
-                f"{len(self._leases)} read leases on {self.slots} slots, and {slots} more asked "
-                f"for; at most {self._max_leases} on {self._max_slots}"
-            )
+    @property
+    def slots(self) -> int:
+        """Slots that some lease keeps; one under several leases counts once."""
+        return len(self._pinned)
 
     def grant(self, caller: int, pin: Pin, seconds: float) -> int:
-        """Keep ``pin`` for the caller, ``seconds`` at most. Returns the lease's number."""
+        """Keep ``pin`` for the caller, ``seconds`` at most. Returns the lease's number.
+
+        The only lease may be of any size: a long chain must not be refused for ever.
+
+        Raises:
+            PeerBusy: it would be too much beside the leases that live; ``pin`` is untouched.
+        """
+        more = len(set(pin.slots) - self._pinned.keys())
+        too_many = len(self._leases) >= self._max_leases
+        if too_many or (self._leases and self.slots + more > self._max_slots):
+            raise PeerBusy(
+                f"{len(self._leases)} read leases on {self.slots} slots, and {more} more asked "
+                f"for; at most {self._max_leases} on {self._max_slots}"
+            )
         id = next(self._ids)
         ends_at = self._clock() + seconds
         self._leases[id] = _ReadLease(caller, pin, ends_at)
         self._next_end = min(self._next_end, ends_at)
         self._granted.setdefault(caller, Counter()).update(pin.slots)
-        self.slots += len(pin.slots)
+        self._pinned.update(pin.slots)
         return id
 
     def covers(self, caller: int, first_slot: int, last_slot: int) -> bool:
@@ -73,14 +79,10 @@ class Leases:
         if lease is None or lease.caller != caller:
             return False
         del self._leases[id]
-        granted = self._granted[caller]
-        granted.subtract(lease.pin.slots)
-        for slot in lease.pin.slots:
-            if not granted[slot]:
-                del granted[slot]
-        if not granted:
+        _take_out(self._granted[caller], lease.pin.slots)
+        if not self._granted[caller]:
             del self._granted[caller]
-        self.slots -= len(lease.pin.slots)
+        _take_out(self._pinned, lease.pin.slots)
         lease.pin.release()
         return True
 
@@ -100,3 +102,10 @@ class Leases:
                 self.expired += 1
                 self.end(id, lease.caller)
         self._next_end = min((lease.ends_at for lease in self._leases.values()), default=math.inf)
+
+
+def _take_out(counts: Counter[int], slots: Sequence[int]) -> None:
+    counts.subtract(slots)
+    for slot in slots:
+        if not counts[slot]:
+            del counts[slot]

@@ -99,7 +99,10 @@ class Listener(Protocol):
         ...
 
     async def close(self) -> None:
-        """Stop serving and drop every connection; the segment may be unmapped afterwards."""
+        """Stop serving and drop every connection; the segment may be unmapped afterwards.
+
+        Repeated calls do nothing.
+        """
         ...
 
 
@@ -109,6 +112,11 @@ class Link(Protocol):
     @property
     def name(self) -> str:
         """Key of its contacts: "tcp", "ucx", "shm" or "inproc"."""
+        ...
+
+    @property
+    def rdma(self) -> bool:
+        """Whether it moves bytes without the CPU; may be False until the link was used."""
         ...
 
     async def listen(self, host: str, segment: memoryview, service: Service) -> Listener:

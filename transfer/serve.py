@@ -15,6 +15,7 @@ from prefixfleet.store.errors import (
     EpochChanged,
     LayoutMismatch,
     LeaseExpired,
+    PeerBusy,
     PeerRefused,
     ProtocolError,
     PullFailed,
@@ -118,14 +119,18 @@ class BlockServer:
     def _lease(self, caller: Caller, asked: Lease) -> Leased:
         self._check_same(asked)
         hashes = split_hashes(asked.hashes)
-        self._leases.check_room(self._pool.match(hashes))
         queued_bytes = self._leases.slots * self._layout.slot_bytes
         pin = self._pool.pin(hashes)
-        self.counters["leased" if pin.hashes else "nothing"] += 1
         if not pin.hashes:
+            self.counters["nothing"] += 1
             return Leased(0, [], 0.0, queued_bytes)
         seconds = min(asked.budget_s, MAX_LEASE_S) + GRACE_S
-        id = self._leases.grant(caller.id, pin, seconds)
+        try:
+            id = self._leases.grant(caller.id, pin, seconds)
+        except PeerBusy:
+            pin.release()
+            raise
+        self.counters["leased"] += 1
         asyncio.get_running_loop().call_later(seconds, self._leases.end_expired)
         self.leased_blocks += len(pin.hashes)
         return Leased(id, list(pin.slots), seconds, queued_bytes)

@@ -18,6 +18,7 @@ class TcpLink:
     """
 
     name = "tcp"
+    rdma = False
 
     def __init__(
         self, *, node: str, secret: bytes, port: int = 0, heartbeat_s: float = 1.0

@@ -97,13 +97,15 @@ class UcxListener:
         self.contact = acceptor.contact
         self._acceptor = acceptor
         self._thread = thread
-        self._memory = memory
+        self._memory: int | None = memory
 
     async def close(self) -> None:
         """See `Listener`."""
         await self._acceptor.close()
-        thread = self._thread
-        await thread.run(lambda: thread.ucp.unmap(thread.binding.context, self._memory))
+        thread, memory = self._thread, self._memory
+        if memory is not None:
+            self._memory = None
+            await thread.run(lambda: thread.ucp.unmap(thread.binding.context, memory))
 
 
 class UcxLink:

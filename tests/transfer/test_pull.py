@@ -1,0 +1,320 @@
+"""Serving and pulling with real pools and real bytes, over every link."""
+
+import asyncio
+
+import pytest
+from eventually import until
+from links import KINDS, NETWORK_KINDS
+from pulls import EPOCH, LAYOUT, PoolNode, PullRig, chain, pull_source
+
+from prefixfleet.store.slot import SlotLayout
+from prefixfleet.transfer.inproc import Faults
+from prefixfleet.transfer.pull import MISSING, POOL_FULL, Puller
+
+CHAIN = chain(40)
+
+
+@pytest.fixture(params=KINDS)
+async def rig(request):
+    async with PullRig.of(request.param) as rig:
+        yield rig
+
+
+@pytest.fixture
+async def inproc():
+    async with PullRig.of("inproc") as rig:
+        yield rig
+
+
+@pytest.fixture
+def source():
+    node = PoolNode("source")
+    node.fill(CHAIN)
+    return node
+
+
+async def test_a_pull_brings_the_whole_chain_byte_for_byte(rig, source):
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.failure, result.link) == (40, "", rig.link.name)
+    assert result.bytes == 40 * LAYOUT.slot_bytes
+    assert rig.target.holds(CHAIN) == 40
+
+
+async def test_a_pull_goes_on_behind_what_is_here(rig, source):
+    rig.target.fill(CHAIN[:10])
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN[10:], parent=CHAIN[9])
+
+    assert result.blocks == 30
+    assert rig.target.holds(CHAIN) == 40
+
+
+async def test_blocks_that_are_here_already_count_but_do_not_travel(rig, source):
+    rig.target.fill(CHAIN[:10])
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.bytes) == (40, 30 * LAYOUT.slot_bytes)
+
+
+async def test_a_source_that_lacks_blocks_gives_the_leading_ones(rig, source):
+    source.evict(15)
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.failure) == (25, MISSING)
+    assert rig.target.holds(CHAIN) == 25
+
+
+async def test_a_source_that_has_nothing_is_a_miss(rig):
+    contacts = await rig.serve(PoolNode("source"))
+
+    result = await rig.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.failure) == (0, MISSING)
+
+
+async def test_a_pool_without_room_takes_the_leading_blocks():
+    async with PullRig.of("tcp", slots=25) as rig:
+        source = PoolNode("source")
+        source.fill(CHAIN)
+
+        result = await rig.pull(await rig.serve(source), CHAIN)
+
+        assert (result.blocks, result.failure) == (25, POOL_FULL)
+        assert rig.target.holds(CHAIN) == 25
+
+
+async def test_a_block_that_somebody_else_writes_ends_the_pull_before_it(inproc, source):
+    contacts = await inproc.serve(source)
+    with inproc.target.pool.reserve(b"", CHAIN[:5]):
+        result = await inproc.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.failure) == (0, POOL_FULL)
+
+
+async def test_another_life_of_the_source_is_not_read(rig, source):
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN, epoch=EPOCH - 1)
+
+    assert (result.blocks, result.failure) == (0, "epoch")
+
+
+async def test_a_source_of_another_namespace_is_not_read(rig, source):
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN, namespace=b"m" * 16)
+
+    assert (result.blocks, result.failure) == (0, "refused")
+
+
+async def test_a_source_with_other_slots_is_not_read(inproc):
+    source = PoolNode("source", layout=SlotLayout(payload_bytes=8001, shards=2))
+    source.fill(CHAIN[:3])
+
+    result = await inproc.pull(await inproc.serve(source), CHAIN)
+
+    assert (result.blocks, result.failure) == (0, "layout")
+
+
+async def test_a_refused_pull_does_not_cost_the_connection(inproc, source):
+    contacts = await inproc.serve(source)
+    await inproc.pull(contacts, CHAIN, epoch=EPOCH - 1)
+    inproc.rig.network.listeners.clear()  # nobody could connect anew
+
+    result = await inproc.pull(contacts, CHAIN)
+
+    assert result.blocks == 40
+
+
+async def test_what_is_being_read_is_not_evicted(inproc, source):
+    contacts = await inproc.serve(source)
+    inproc.rig.network.faults = Faults(bytes_per_s=2_000_000.0)
+    pulling = asyncio.create_task(inproc.pull(contacts, CHAIN))
+    await until(lambda: source.server.leases.slots)
+
+    source.evict(64)
+
+    assert (await pulling).blocks == 40
+    assert source.holds(CHAIN) == 40
+
+
+async def test_a_lease_is_released_when_the_pull_is_over(rig, source):
+    contacts = await rig.serve(source)
+    await rig.pull(contacts, CHAIN)
+
+    await until(lambda: not source.server.leases.slots)
+
+    source.evict(64)
+    assert source.holds(CHAIN) == 0
+
+
+async def test_a_corrupt_block_ends_the_prefix_and_its_owner_is_told(rig, source):
+    contacts = await rig.serve(source)
+    with source.pool.pin(CHAIN) as pin:
+        spoiled = source.slot(pin.slots[20])
+    LAYOUT.payload(spoiled, 1)[17] ^= 1
+
+    result = await rig.pull(contacts, CHAIN)
+
+    assert (result.blocks, result.failure) == (20, "corrupt")
+    assert rig.target.holds(CHAIN) == 20
+    await until(lambda: source.corrupt)
+    assert source.corrupt == [CHAIN[20]]
+
+
+async def test_a_byte_that_changes_on_the_way_is_never_served(inproc, source):
+    contacts = await inproc.serve(source)
+    inproc.rig.network.faults = Faults(corrupt_share=1.0)
+
+    result = await inproc.pull(contacts, CHAIN)
+
+    assert result.failure == "corrupt"
+    assert inproc.target.holds(CHAIN) == result.blocks < 40
+    assert source.corrupt == []  # the owner looked, and its own bytes are fine
+
+
+async def test_a_connection_cut_in_the_middle_keeps_what_was_proved(source):
+    async with PullRig.of("inproc", slots=64) as rig:
+        contacts = await rig.serve(source)
+        rig.rig.network.faults = Faults(cut_after_bytes=600_000)
+
+        result = await rig.pull(contacts, CHAIN)
+
+        assert result.failure == "peer_lost"
+        assert rig.target.holds(CHAIN) == result.blocks < 40
+
+
+async def test_a_frozen_source_ends_the_pull_at_its_deadline(inproc, source):
+    contacts = await inproc.serve(source)
+    inproc.rig.network.faults = Faults(frozen=True)
+
+    result = await inproc.pull(contacts, CHAIN, seconds=0.05)
+
+    assert (result.blocks, result.failure) == (0, "deadline")
+
+
+async def test_a_slow_source_ends_the_pull_at_its_deadline(inproc, source):
+    contacts = await inproc.serve(source)
+    inproc.rig.network.faults = Faults(bytes_per_s=1_000_000.0)
+
+    result = await inproc.pull(contacts, CHAIN, seconds=0.1)
+
+    assert result.failure == "deadline"
+    assert inproc.target.holds(CHAIN) == result.blocks < 40
+
+
+async def test_slots_of_an_unfinished_read_wait_until_the_connection_is_gone(inproc, source):
+    contacts = await inproc.serve(source)
+    await inproc.pull(contacts, CHAIN[:1])
+    inproc.rig.network.faults = Faults(bytes_per_s=1.0)
+
+    result = await inproc.pull(contacts, CHAIN[1:], parent=CHAIN[0], seconds=0.02)
+
+    assert result.failure == "deadline"
+    counts = inproc.target.pool.counts()
+    assert counts.reserved == 0
+    assert counts.quarantined in (0, 39)  # 0 once the connection is closed
+    await inproc.puller.close()
+    assert inproc.target.pool.counts().free == 63
+
+
+async def test_a_cancelled_pull_gives_everything_back(inproc, source):
+    contacts = await inproc.serve(source)
+    inproc.rig.network.faults = Faults(bytes_per_s=1.0)
+    pulling = asyncio.create_task(inproc.pull(contacts, CHAIN))
+    await until(lambda: inproc.target.pool.counts().reserved)
+
+    pulling.cancel()
+    await asyncio.gather(pulling, return_exceptions=True)
+
+    await inproc.puller.close()
+    assert inproc.target.pool.counts().free == 64
+    assert source.server.leases.slots == 0
+
+
+async def test_a_stale_connection_is_replaced_once(inproc, source):
+    contacts = await inproc.serve(source)
+    await inproc.pull(contacts, CHAIN[:5])
+    for listener in list(inproc.rig.network.listeners.values()):
+        for peer in list(listener.peers):
+            await peer.close()
+            peer.broken = False  # the source dropped it while it was idle; we have not noticed
+
+    result = await inproc.pull(contacts, CHAIN)
+
+    assert result.blocks == 40
+
+
+async def test_no_link_in_common_is_a_refused_pull(inproc):
+    result = await inproc.pull({"pigeon": "pigeon://loft"}, CHAIN)
+
+    assert (result.blocks, result.failure, result.link) == (0, "refused", "")
+
+
+async def test_a_source_that_serves_enough_is_busy():
+    async with PullRig.of("inproc") as rig:
+        source = PoolNode("source", slots=64)
+        source.fill(CHAIN[:33])
+        source.fill(chain(9, "else"))
+        contacts = await rig.serve(source)
+        rig.rig.network.faults = Faults(bytes_per_s=2_000_000.0)
+        first = asyncio.create_task(rig.pull(contacts, CHAIN))
+        await until(lambda: source.server.leases.slots)
+
+        other = PoolNode("other")
+        puller = Puller(other.pool, other.segment, LAYOUT, links={"inproc": rig.rig.link("other")})
+        busy = await PullRig(rig.rig, puller, other, rig.link).pull(contacts, chain(9, "else"))
+
+        assert (busy.blocks, busy.failure) == (0, "busy")
+        assert (await first).blocks == 33
+        await puller.close()
+
+
+async def test_pulls_at_once_from_one_source_do_not_mix(rig, source):
+    others = chain(20, "other")
+    source.fill(others)
+    contacts = await rig.serve(source)
+
+    results = await asyncio.gather(rig.pull(contacts, CHAIN), rig.pull(contacts, others))
+
+    assert [result.blocks for result in results] == [40, 20]
+    assert rig.target.holds(CHAIN) == 40
+    assert rig.target.holds(others) == 20
+
+
+async def test_what_was_measured_shows_by_peer_and_link(rig, source):
+    contacts = await rig.serve(source)
+
+    await rig.pull(contacts, CHAIN)
+
+    speed = rig.puller.estimates.as_dict()["source"][rig.link.name]
+    assert speed["bytes_per_s"] > 0
+    assert speed["setup_s"] > 0
+    assert rig.puller.counters == {"ok": 1}
+    assert rig.puller.lanes[rig.link.name].startswith(rig.link.name)
+
+
+@pytest.mark.parametrize("kind", NETWORK_KINDS)
+async def test_a_source_killed_in_the_middle_of_a_pull_is_a_shorter_prefix(kind):
+    hashes = chain(2000)
+    async with pull_source(kind, 2000) as source, PullRig.of(kind, slots=2000) as rig:
+        await rig.pull(source.told["contacts"], hashes[:10])
+        source.freeze()  # the pull is under way when the process dies
+        pulling = asyncio.create_task(
+            rig.pull(source.told["contacts"], hashes[10:], parent=hashes[9])
+        )
+        await asyncio.sleep(0)
+
+        await source.kill()
+
+        result = await pulling
+        assert result.failure == "peer_lost"
+        assert rig.target.holds(hashes) == 10 + result.blocks

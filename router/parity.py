@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
+from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.messages import NotText
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt, prefix_chain
@@ -86,7 +87,7 @@ async def _check_head(
     worker: Worker, key: bytes, salt: str, session: aiohttp.ClientSession
 ) -> None:
     ids = _filler_ids(worker, worker.block_tokens + 1)
-    prompt = Prompt(token_ids=ids, tokens=len(ids), salt=salt)
+    prompt = Prompt(rendered=Rendered(ids), tokens=len(ids), salt=salt)
     ours = prefix_chain(prompt, worker.namespace, worker.block_tokens, key)[0].hex()
     question = {"model": worker.record.model, "prompt": ids, "max_tokens": 1}
     answer = await _post(

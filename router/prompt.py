@@ -6,14 +6,15 @@ thread. Whatever cannot be tokenised here (images, odd fields, templates of the 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prefixfleet.router.body import Body
+from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.messages import NotText
 from prefixfleet.router.template import TemplateRefused
 from prefixfleet.router.tokens import Tokens
-from prefixfleet.store.chain import BlockHash, extend_chain
+from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import Scope, chain_root
 
 BYTES_PER_TOKEN = 4  # of JSON; for the load of a prompt that is not tokenised
@@ -23,17 +24,22 @@ _OPAQUE_FIELDS = ("chat_template", "truncate_prompt_tokens", "prompt_embeds", "m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """``token_ids`` is the longest sequence of the request; empty if ``blind`` says why.
+    """``rendered`` is the longest sequence of the request; empty if ``blind`` says why.
 
     ``tokens`` counts all sequences of the prompt (guessed if blind), ``outputs`` the sequences
     that will be generated.
     """
 
-    token_ids: Sequence[int] = ()
+    rendered: Rendered = field(default_factory=lambda: Rendered(()))
     tokens: int
     outputs: int = 1
     salt: str = ""
     blind: str = ""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Of the longest sequence."""
+        return self.rendered.token_ids
 
 
 def read_chat(body: Body, tokens: Tokens) -> Prompt:
@@ -52,7 +58,7 @@ def prefix_chain(
     """Hashes of the prompt's full blocks, for workers of one namespace; ``key`` is a `hash_key`."""
     root = chain_root(namespace, Scope(salt=prompt.salt), key)
     try:
-        return extend_chain(root, prompt.token_ids, block_tokens, key)
+        return prompt.rendered.chain(root, block_tokens, key)
     except OverflowError:  # a token id that no vocabulary has: the engine will refuse it
         return []
 
@@ -67,11 +73,15 @@ def _read(body: Body, tokens: Tokens, ids_of: Any) -> Prompt:  # noqa: ANN401
         guess = len(body.raw) // BYTES_PER_TOKEN
         return Prompt(tokens=guess, outputs=outputs, salt=salt, blind=str(reason))
     return Prompt(
-        token_ids=max(sequences, key=len),
-        tokens=sum(map(len, sequences)),
+        rendered=max(sequences, key=_length),
+        tokens=sum(map(_length, sequences)),
         outputs=outputs * len(sequences),
         salt=salt,
     )
+
+
+def _length(sequence: Rendered) -> int:
+    return len(sequence.token_ids)
 
 
 def _refuse_opaque(body: Body) -> None:
@@ -80,7 +90,7 @@ def _refuse_opaque(body: Body) -> None:
             raise NotText(f"{name} is set")
 
 
-def _chat_ids(body: Body, tokens: Tokens) -> list[list[int]]:
+def _chat_ids(body: Body, tokens: Tokens) -> list[Rendered]:
     messages = body.get("messages", list)
     if messages is None:
         raise NotText("no list of messages")
@@ -88,8 +98,9 @@ def _chat_ids(body: Body, tokens: Tokens) -> list[list[int]]:
     if _RESERVED & variables.keys():
         raise NotText("chat_template_kwargs overrides the request")
     text = tokens.render(messages, body.get("tools", list), **_variables(body, variables))
-    special = body.get("add_special_tokens", bool) or False
-    return [tokens.of_text(text, add_special_tokens=special)]
+    if body.get("add_special_tokens", bool):
+        return [Rendered(tokens.of_text(text))]
+    return [tokens.of_chat(text)]
 
 
 def _variables(body: Body, given: dict[str, Any]) -> dict[str, Any]:
@@ -107,19 +118,19 @@ def _variables(body: Body, given: dict[str, Any]) -> dict[str, Any]:
     return given | {name: value for name, value in own.items() if value not in (None, "auto")}
 
 
-def _completion_ids(body: Body, tokens: Tokens) -> list[list[int]]:
+def _completion_ids(body: Body, tokens: Tokens) -> list[Rendered]:
     special = body.get("add_special_tokens", bool)
     special = True if special is None else special
     text = body.get("prompt", str)
     if text is not None:
-        return [tokens.of_text(text, add_special_tokens=special)]
+        return [Rendered(tokens.of_text(text, add_special_tokens=special))]
     ids = body.get("prompt", list[int])
     if ids is not None:
-        return [ids]
+        return [Rendered(ids)]
     several = body.get("prompt", list[str | list[int]])
     if not several:
         raise NotText("prompt is neither a text nor token ids")
     return [
-        tokens.of_text(one, add_special_tokens=special) if isinstance(one, str) else one
+        Rendered(tokens.of_text(one, add_special_tokens=special) if isinstance(one, str) else one)
         for one in several
     ]

@@ -1,7 +1,7 @@
 """A model's tokenizer: prompts and chats to exactly the token ids that its engine computes.
 
 Loaded from the model's folder with the `tokenizers` library alone. `load_tokens` reads files
-and takes up to seconds: call it in a thread. What comes out is immutable and thread-safe.
+and takes up to seconds: call it in a thread. What comes out is thread-safe.
 """
 
 import json
@@ -13,6 +13,7 @@ import jinja2
 import tokenizers
 
 from prefixfleet.router.content_format import wants_parts
+from prefixfleet.router.known_prefixes import KnownPrefixes, Rendered
 from prefixfleet.router.messages import NotText, conversation, tool_schemas
 from prefixfleet.router.template import ChatTemplate, environment
 from prefixfleet.store.errors import ConfigError
@@ -21,7 +22,7 @@ _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 
 
 class Tokens:
-    """One model's tokenizer and chat templates. Immutable."""
+    """One model's tokenizer and chat templates. Fixed, but for what it remembers of prompts."""
 
     def __init__(
         self,
@@ -30,6 +31,7 @@ class Tokens:
         special_tokens: Mapping[str, str],
     ) -> None:
         self._tokenizer = tokenizer
+        self._known = KnownPrefixes(tokenizer.get_added_tokens_decoder())
         self._templates = {
             name: _Template(source, special_tokens) for name, source in templates.items()
         }
@@ -38,6 +40,10 @@ class Tokens:
         """Token ids of a completion's prompt. Releases the GIL."""
         encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return list(encoding.ids)
+
+    def of_chat(self, text: str) -> Rendered:
+        """Token ids of a rendered chat; what an earlier turn has in common is not done again."""
+        return self._known.encode(text, lambda part: self.of_text(part, add_special_tokens=False))
 
     def render(
         self,

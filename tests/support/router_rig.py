@@ -15,6 +15,7 @@ from upstreams import NAMESPACE, SECRET, FakeEngine
 
 from prefixfleet.router.__main__ import app_runner
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.chain import segment_heads
@@ -116,5 +117,5 @@ class Rig:
 
 def chain_of(token_ids: Sequence[int], salt: str = "") -> list[bytes]:
     """The chain that an engine of the fake fleet computes."""
-    prompt = Prompt(token_ids=token_ids, tokens=len(token_ids), salt=salt)
+    prompt = Prompt(rendered=Rendered(token_ids), tokens=len(token_ids), salt=salt)
     return prefix_chain(prompt, NAMESPACE.digest(SECRET), NAMESPACE.block_tokens, hash_key(SECRET))

@@ -188,13 +188,14 @@ class Channel:
             await self._stream.receive_into(waiting.targets)
         else:
             body = bytes(await _receive_body(self._stream, header))
+        refusal = _refused(self.node, body) if header.kind == Kind.REFUSED else None
         del self._waiting[header.id]
         if waiting.future.done():  # given up
             return
-        if header.kind == Kind.REFUSED:
-            waiting.future.set_exception(_refused(self.node, body))
-        else:
+        if refusal is None:
             waiting.future.set_result(body)
+        else:
+            waiting.future.set_exception(refusal)
 
     async def _beat(self) -> None:
         """Ask for a sign of life whenever the peer is silent; fail when none comes."""

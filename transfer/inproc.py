@@ -8,6 +8,7 @@ import asyncio
 import itertools
 import random
 import secrets
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -130,6 +131,7 @@ class InprocPeer:
         try:
             return await self._service.answer(self._caller, question)
         except Exception as error:
+            self._listener.link.counters["error"] += 1
             await self.close()
             raise PeerLost(f"{self.node}: the peer closed the connection") from error
 
@@ -140,6 +142,7 @@ class InprocPeer:
             length = min(STEP_BYTES, part.length - start)
             await self._pace(length)
             if not self._service.grants(self._caller, Range(part.offset + start, length)):
+                self._listener.link.counters["not_granted"] += 1
                 raise PeerRefused(f"{self.node} refused: no read lease covers the range")
             source = self._listener.segment[part.offset + start :][:length]
             target[start : start + length] = source
@@ -182,6 +185,7 @@ class InprocLink:
     def __init__(self, network: InprocNetwork, *, node: str, secret: bytes) -> None:
         self.node = node
         self.secret = secret
+        self.counters: Counter[str] = Counter()
         self._network = network
         self._numbers = itertools.count(1)
 

@@ -52,7 +52,7 @@ class Leases:
         """
         more = len(set(pin.slots) - self._pinned.keys())
         too_many = len(self._leases) >= self._max_leases
-        if too_many or (self._leases and self.slots + more > self._max_slots):
+        if too_many or (more and self._leases and self.slots + more > self._max_slots):
             raise PeerBusy(
                 f"{len(self._leases)} read leases on {self.slots} slots, and {more} more asked "
                 f"for; at most {self._max_leases} on {self._max_slots}"

@@ -6,6 +6,7 @@ bytes are pushed by the peer (sockets), fetched one-sided (UCX) or copied from a
 memory) is the link's own affair. Links know nothing of blocks, hashes or leases.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -117,6 +118,11 @@ class Link(Protocol):
     @property
     def rdma(self) -> bool:
         """Whether it moves bytes without the CPU; may be False until the link was used."""
+        ...
+
+    @property
+    def counters(self) -> Counter[str]:
+        """Connections to listeners of this link that ended, and refusals, by reason."""
         ...
 
     async def listen(self, host: str, segment: memoryview, service: Service) -> Listener:

@@ -12,10 +12,7 @@ from prefixfleet.transfer.session import Served
 
 
 class TcpLink:
-    """Fulfils `Link`. Owned by one event loop. ``port`` 0 takes a free one.
-
-    ``counters`` counts the sessions that ended on this side, by reason.
-    """
+    """Fulfils `Link`. Owned by one event loop. ``port`` 0 takes a free one."""
 
     name = "tcp"
     rdma = False

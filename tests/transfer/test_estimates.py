@@ -1,0 +1,67 @@
+"""Learned speeds: they follow what is seen, and one odd pull does not turn them over."""
+
+import pytest
+
+from prefixfleet.transfer.estimates import MIN_BYTES, OUTLIER, Estimates
+
+MiB = 1024 * 1024
+
+
+def observe(estimates, rate, size=10 * MiB, setup_s=0.001, peer="a", link="tcp"):
+    estimates.observe(peer, link, size_bytes=size, transfer_s=size / rate, setup_s=setup_s)
+
+
+def test_nothing_is_known_before_the_first_pull():
+    assert Estimates().speed("a", "tcp").bytes_per_s == 0
+    assert Estimates().as_dict() == {}
+
+
+def test_the_first_pull_is_believed():
+    estimates = Estimates()
+
+    observe(estimates, 1e9)
+
+    assert estimates.speed("a", "tcp").bytes_per_s == pytest.approx(1e9)
+
+
+def test_the_estimate_follows_a_change():
+    estimates = Estimates()
+    observe(estimates, 1e9)
+
+    for _ in range(20):
+        observe(estimates, 2e8)
+
+    assert estimates.speed("a", "tcp").bytes_per_s == pytest.approx(2e8, rel=0.1)
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e15])
+def test_one_odd_pull_moves_it_by_a_bounded_factor(rate):
+    estimates = Estimates()
+    observe(estimates, 1e9)
+
+    observe(estimates, rate)
+
+    assert 1e9 / OUTLIER < estimates.speed("a", "tcp").bytes_per_s < 1e9 * OUTLIER
+
+
+def test_a_tiny_pull_teaches_the_set_up_time_only():
+    estimates = Estimates()
+
+    observe(estimates, 1e3, size=MIN_BYTES - 1, setup_s=0.004)
+
+    speed = estimates.speed("a", "tcp")
+    assert (speed.bytes_per_s, speed.setup_s, speed.pulls) == (0, 0.004, 1)
+
+
+def test_peers_and_links_are_apart_and_their_number_is_bounded():
+    estimates = Estimates(max_entries=2)
+    observe(estimates, 1e9, peer="a", link="tcp")
+    observe(estimates, 2e9, peer="a", link="ucx")
+    observe(estimates, 1e9, peer="a", link="tcp")
+
+    observe(estimates, 3e9, peer="b", link="tcp")
+
+    assert {peer: set(links) for peer, links in estimates.as_dict().items()} == {
+        "a": {"tcp"},
+        "b": {"tcp"},
+    }

@@ -58,6 +58,17 @@ async def test_a_hole_in_a_long_chain_ends_the_match_there(backend, index, hole)
     assert await index.match(LONG) == {"a": hole}
 
 
+@pytest.mark.parametrize("hole", [0, 500, 1023, 1024, 2500])
+async def test_a_hole_on_one_node_ends_its_match_and_not_that_of_others(backend, index, hole):
+    a, b = await backend.join("a"), await backend.join("b")
+    await index.publish(a, segments(LONG))
+    await index.publish(b, segments(LONG))
+
+    await index.withdraw(b, segments(LONG, hole))
+
+    assert await index.match(LONG) == {"a": 3000} | ({"b": hole} if hole else {})
+
+
 async def test_a_missing_segment_ends_the_match_before_it(backend, index):
     a = await backend.join("a")
     await index.publish(a, segments(LONG))

@@ -10,6 +10,7 @@
 --   s:<head>  HASH    8-byte field of a block -> bitmap of slots; one key a segment
 --   heads     SET     heads of the segments there are
 --   events    STREAM  ids "<generation>-<sequence>" without holes: a hole tells a reader of a loss
+--   free      ZSET    swept slots, lowest first
 --   dirty     SET     slots of ended lives whose bits are still set; not given out before swept
 --   sweeping, sweep, todo: the sweep in progress (its slots, its cursors, segments to visit)
 -- Only segments have a time to live, so that a policy of volatile-lru evicts nothing else.

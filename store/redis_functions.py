@@ -125,9 +125,14 @@ class RedisFunctions:
 
     async def _within_limit(self, work: Awaitable[Reply], timeout_s: float | None = None) -> Reply:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        task = asyncio.current_task()
+        cancelled = task.cancelling() if task else 0
         try:
             async with asyncio.timeout(limit_s):
-                return await work
+                reply = await work
+            if task and task.cancelling() > cancelled:
+                raise asyncio.CancelledError  # redis-py loses one that comes while it connects
+            return reply
         except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
             raise _Refused(f"Redis at {self.server} refused us: {error}") from error
         except ResponseError as error:

@@ -23,7 +23,7 @@ from redis.exceptions import (
     ResponseError,
 )
 
-from prefixfleet.store.errors import ConfigError, Fenced, IndexUnavailable
+from prefixfleet.store.errors import ConfigError, Fenced, FleetError, IndexUnavailable
 
 SCHEMA_VERSION = 1
 """Part of every key; a library that reads keys another way needs another one."""
@@ -129,24 +129,23 @@ class RedisFunctions:
         cancelled = task.cancelling() if task else 0
         try:
             async with asyncio.timeout(limit_s):
-                reply = await work
+                return await work
+        except (RedisError, OSError, ValueError) as error:
+            raise self._explain(error, limit_s) from error
+        finally:
             if task and task.cancelling() > cancelled:
                 raise asyncio.CancelledError  # redis-py loses one that comes while it connects
-            return reply
-        except (AuthenticationError, AuthorizationError, NoPermissionError) as error:
-            raise _Refused(f"Redis at {self.server} refused us: {error}") from error
-        except ResponseError as error:
-            if str(error).startswith("FENCED"):
-                raise Fenced(str(error)) from error
-            raise IndexUnavailable(f"Redis at {self.server}: {error}") from error
-        except TimeoutError as error:
-            raise IndexUnavailable(
-                f"Redis at {self.server}: no answer within {limit_s} s"
-            ) from error
-        except (RedisError, OSError, ValueError) as error:
-            raise IndexUnavailable(
-                f"Redis at {self.server}: {type(error).__name__}: {error}"
-            ) from error
+
+    def _explain(self, error: Exception, limit_s: float) -> FleetError:
+        where = f"Redis at {self.server}"
+        if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
+            return _Refused(f"{where} refused us: {error}")
+        if isinstance(error, ResponseError):
+            fenced = str(error).startswith("FENCED")
+            return Fenced(str(error)) if fenced else IndexUnavailable(f"{where}: {error}")
+        if isinstance(error, TimeoutError):
+            return IndexUnavailable(f"{where}: no answer within {limit_s} s")
+        return IndexUnavailable(f"{where}: {type(error).__name__}: {error}")
 
 
 class _Refused(IndexUnavailable):

@@ -119,6 +119,20 @@ async def withdrawn(index, member):
     return True
 
 
+async def test_a_cancelled_call_ends_wherever_it_is(redis_url):
+    """Also while the connection is made, where redis-py may lose the cancellation."""
+    for steps in range(60):
+        async with index_at(redis_url) as index:
+            call = asyncio.create_task(index.members())
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            asked = call.cancel()
+
+            await asyncio.wait({call}, timeout=20)
+
+            assert call.cancelled() == asked
+
+
 async def test_an_address_where_nobody_listens_is_unavailable(tmp_path):
     async with index_at(f"unix://{tmp_path}/nobody.sock") as index:
         for call in calls(index, None).items():

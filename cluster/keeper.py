@@ -160,7 +160,7 @@ def router_service(environ: Mapping[str, str]) -> Service:
             environ=environ,
             log_file=folder / "logs" / "router.log",
         )
-        up({"log": str(child.log_file)})
+        up({"pid": child.pid, "log": str(child.log_file)})
         ended, stopping = asyncio.create_task(child.wait()), asyncio.create_task(stop.wait())
         await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()

@@ -13,6 +13,10 @@ templates; only the latter say themselves how Ray starts. */}}
 {{- define "prefixfleet.keeperEnv" -}}
 {{ include "prefixfleet.fleetEnv" . }}
 {{ include "prefixfleet.rayToken" . }}
+- name: POD_IP
+  valueFrom: {fieldRef: {fieldPath: status.podIP}}
+- name: RAY_ADDRESS
+  value: $(POD_IP):6379
 {{- end -}}
 
 {{- define "prefixfleet.rayToken" -}}
@@ -57,10 +61,14 @@ resources: {{ printf "'{\"prefixfleet_engines\": %d}'" (int (.engines | default 
     requests: {cpu: {{ .values.cpus }}, memory: {{ .values.memoryGiB }}Gi}
     limits: {memory: {{ .values.memoryGiB }}Gi}
   {{- include "prefixfleet.container" . | nindent 2 }}
-# starts what is missing on the nodes that are there; shares /tmp and /dev/shm with Ray
+# starts what is missing on the nodes that are there; shares processes, /tmp and /dev/shm with Ray,
+# since a driver looks for the raylet of its machine there
 - name: keeper
   {{- include "prefixfleet.image" (list .root "worker") | nindent 2 }}
-  command: [python3, -m, prefixfleet.cluster.keeper, run]
+  command: [bash, -euc]
+  args:
+    - until ray health-check --address=$RAY_ADDRESS >/dev/null 2>&1; do sleep 2; done;
+      exec python3 -m prefixfleet.cluster.keeper run
   resources:
     requests: {cpu: 100m, memory: 512Mi}
     limits: {memory: 1Gi}
@@ -144,6 +152,7 @@ resources: {requests: {storage: {{ .sizeGiB }}Gi}}
 {{- $root := .root -}}
 {{- $pod := dict "root" $root "component" "head" "values" $root.Values.fleet.head "grace" 60 "command" .command -}}
 {{- $_ := set $pod "token" (eq (include "prefixfleet.scales" $root) "true") -}}
+{{- $_ := set $pod "shareProcesses" true -}}
 {{- $_ := set $pod "env" (include "prefixfleet.rayEnv" $root) -}}
 {{- $_ := set $pod "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}\n- {name: home, mountPath: /home/prefixfleet}" (include "prefixfleet.fleetMounts" $root)) -}}
 {{- $_ := set $pod "volumes" (printf "%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 1Gi}\n- name: home\n  emptyDir: {}" (include "prefixfleet.fleetVolumes" $root)) -}}

@@ -1,8 +1,8 @@
 {{/*
 One pod template for every component, so that security, scheduling and the escape hatches are the
 same everywhere. (dict "root" $ "component" "router" "values" .Values.router "grace" 45
-"containers" YAML "volumes" YAML), optionally "initContainers" YAML, "hostNetwork" and
-"token" (mounts the service account's token).
+"containers" YAML "volumes" YAML), optionally "initContainers" YAML, "hostNetwork", "token" (mounts
+the service account's token) and "shareProcesses".
 */}}
 {{- define "prefixfleet.podTemplate" -}}
 {{- $root := .root -}}
@@ -21,6 +21,9 @@ spec:
   automountServiceAccountToken: {{ .token | default false }}
   enableServiceLinks: false
   terminationGracePeriodSeconds: {{ .grace }}
+  {{- if .shareProcesses }}
+  shareProcessNamespace: true
+  {{- end }}
   {{- if .hostNetwork }}
   hostNetwork: true
   hostIPC: true

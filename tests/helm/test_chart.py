@@ -6,6 +6,7 @@ import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -200,7 +201,7 @@ def test_locked_memory_and_the_hosts_network_are_for_rdma_only(example):
     groups = {g["name"]: g for g in yaml.safe_load(example.read_text())["fleet"]["groups"]}
 
     for name, pod in pod_templates(objects(example)):
-        group = next((g for key, g in groups.items() if name.endswith(key)), {})
+        group: dict[str, Any] = next((g for key, g in groups.items() if name.endswith(key)), {})
         rdma = group.get("rdma", {}).get("enabled", False)
         on_host = rdma and group["rdma"].get("hostNetwork", True)
         added = {

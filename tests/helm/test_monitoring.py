@@ -28,7 +28,7 @@ def known():
     found = {}
     for metric in vars(Metrics()).values():
         if isinstance(metric, MetricWrapperBase):
-            for suffix in SUFFIXES[metric._type]:
+            for suffix in SUFFIXES[metric._type or ""]:
                 found[metric._name + suffix] = set(metric._labelnames)
     for family in text_string_to_metric_families(render_metrics(_node_snapshot()).decode()):
         for sample in family.samples:

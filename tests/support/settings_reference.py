@@ -8,14 +8,15 @@ import re
 from pathlib import Path
 
 from pydantic import SecretStr
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from prefixfleet.cluster.settings import NodeSettings, WorkerSettings
 from prefixfleet.router.settings import RouterSettings
-from prefixfleet.store.settings import PREFIX, FleetSettings
+from prefixfleet.store.settings import PREFIX, FleetSettings, Section
 
 PAGE = Path(__file__).resolve().parents[2] / "helm/SETTINGS.md"
-SECTIONS = {
+SECTIONS: dict[str, type[Section]] = {
     "Every process of a fleet": FleetSettings,
     "Router": RouterSettings,
     "Node daemon": NodeSettings,
@@ -29,7 +30,7 @@ wrong value stops the start, with what was expected.
 """
 
 
-def names():
+def names() -> set[str]:
     """Every setting there is, by its full name."""
     return {
         f"{PREFIX}{section.section}{field.upper()}"
@@ -38,7 +39,7 @@ def names():
     }
 
 
-def page():
+def page() -> str:
     """The whole page."""
     parts = [HEAD]
     for title, section in SECTIONS.items():
@@ -47,13 +48,13 @@ def page():
     return "\n".join(parts)
 
 
-def _row(section, name):
+def _row(section: type[Section], name: str) -> str:
     field = section.model_fields[name]
     cells = [f"`{PREFIX}{section.section}{name.upper()}`", _default(field), _expected(field)]
     return "| " + " | ".join([*cells, _reason(section, name, field)]) + " |"
 
 
-def _default(field):
+def _default(field: FieldInfo) -> str:
     if field.default is PydanticUndefined:
         return "required"
     value = field.default
@@ -62,7 +63,7 @@ def _default(field):
     return "none" if value is None or value == "" else f"`{value}`"
 
 
-def _expected(field):
+def _expected(field: FieldInfo) -> str:
     annotation = re.sub(r"(pathlib\.|typing\.|pydantic\.types\.)", "", str(field.annotation))
     kind = re.sub(r"<class '(.*)'>", r"\1", annotation).replace("SecretStr", "str")
     bounds = [re.sub(r"^(\w)(\w)\(\w+=(.*)\)$", r"\1\2 \3", str(m).lower()) for m in field.metadata]
@@ -77,7 +78,7 @@ def _expected(field):
     return ", ".join([kind.replace("|", "or"), *plain]).replace("|", "\\|")
 
 
-def _reason(section, name, field):
+def _reason(section: type[Section], name: str, field: FieldInfo) -> str:
     source = inspect.getsource(section)
     beside = re.search(rf"^    {name}: .*?  # (.*)$", source, re.MULTILINE)
     return field.description or (beside[1] if beside else "")

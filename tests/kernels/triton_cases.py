@@ -21,7 +21,7 @@ CASES = [
     (kind, encoding)
     for kind in KINDS
     for encoding in ENCODINGS
-    if not (kind.startswith("mla") and encoding.endswith("-values"))
+    if not (kind.startswith("mla") and encoding == "fp8-values")
 ]
 SIZES = st.builds(
     Sizes,

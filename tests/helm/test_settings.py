@@ -1,16 +1,14 @@
 """Settings in the chart and in the reference are settings that the processes know."""
 
-import json
 import re
 
 import pytest
 import settings_reference
-from helm_chart import CHART, EXAMPLES, containers, objects, pod_templates
+from helm_chart import EXAMPLES, containers, objects, pod_templates
 
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.settings import FleetSettings
 
-SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 each_example = pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 
 
@@ -53,6 +51,7 @@ def test_secrets_come_by_reference_only(example):
     assert not [o for o in objects(example) if o["kind"] == "Secret"]
 
 
-def test_the_reference_is_what_the_code_says():
-    """Write it anew with `python tests/support/settings_reference.py`."""
+def test_reference_and_schema_are_what_the_code_says():
+    """Write them anew with `python tests/support/settings_reference.py`."""
     assert settings_reference.PAGE.read_text() == settings_reference.page()
+    assert settings_reference.SCHEMA.read_text() == settings_reference.schema()

@@ -1,11 +1,14 @@
-"""Writes helm/SETTINGS.md from the settings classes; run me: ``python settings_reference.py``.
+"""Writes what the chart says of settings from the settings classes themselves; run me to do so.
 
-The reason of a setting is the comment beside its field, or its `Field` description.
+helm/SETTINGS.md lists them all; helm/values.schema.json knows those that a user of the chart may
+set. The reason of a setting is the comment beside its field, or its `Field` description.
 """
 
 import inspect
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
@@ -15,19 +18,31 @@ from prefixfleet.cluster.settings import NodeSettings, WorkerSettings
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.settings import PREFIX, FleetSettings, Section
 
-PAGE = Path(__file__).resolve().parents[2] / "helm/SETTINGS.md"
+CHART = Path(__file__).resolve().parents[2] / "helm"
+PAGE, SCHEMA = CHART / "SETTINGS.md", CHART / "values.schema.json"
+WIDTH = 110
 SECTIONS: dict[str, type[Section]] = {
     "Every process of a fleet": FleetSettings,
     "Router": RouterSettings,
     "Node daemon": NodeSettings,
     "Worker": WorkerSettings,
 }
+SET_BY_THE_CHART: dict[str, tuple[type[Section], set[str]]] = {
+    "routerSettings": (RouterSettings, {"host", "port"}),
+    "nodeSettings": (NodeSettings, {"name", "host", "port", "runtime_dir", "pool_bytes"}),
+    "workerSettings": (
+        WorkerSettings,
+        {"name", "node", "host", "port", "socket_path", "log_file", "model", "served_name"},
+    ),
+}
 HEAD = """# Settings
 
 Made from the code by `python tests/support/settings_reference.py`; a test holds it against the
 code. Each is a variable of the environment, read once when a process starts; an unknown name or a
-wrong value stops the start, with what was expected.
+wrong value stops the start, with what was expected. The chart takes them in `router.settings`,
+and `nodeSettings` and `workerSettings` of a group, lower case and without the prefix.
 """
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 
 
 def names() -> set[str]:
@@ -48,6 +63,41 @@ def page() -> str:
     return "\n".join(parts)
 
 
+def schema() -> str:
+    """The chart's schema as it is, with the settings as the code has them."""
+    content = json.loads(SCHEMA.read_text())
+    for name, (section, taken) in SET_BY_THE_CHART.items():
+        fields = section.model_json_schema()["properties"]
+        content["definitions"][name] = {
+            "type": "object",
+            "additionalProperties": False,
+            "properties": {
+                field: {key: fields[field][key] for key in fields[field] if key in _KEPT}
+                for field in section.model_fields
+                if field not in taken
+            },
+        }
+    return _laid_out(content) + "\n"
+
+
+_KEPT = {"type", "enum", "pattern", "minimum", "maximum", "exclusiveMinimum", "minLength"}
+
+
+def _laid_out(value: Any, indent: int = 0) -> str:
+    """JSON, each part on one line where it fits."""
+    line = json.dumps(value)
+    if len(line) + indent <= WIDTH or not isinstance(value, dict | list):
+        return line
+    pad, deeper = " " * indent, indent + 1
+    if isinstance(value, dict):
+        parts = [f"{json.dumps(key)}: {_laid_out(part, deeper)}" for key, part in value.items()]
+        start, end = "{", "}"
+    else:
+        parts = [_laid_out(part, deeper) for part in value]
+        start, end = "[", "]"
+    return f"{start}\n" + ",\n".join(f"{pad} {part}" for part in parts) + f"\n{pad}{end}"
+
+
 def _row(section: type[Section], name: str) -> str:
     field = section.model_fields[name]
     cells = [f"`{PREFIX}{section.section}{name.upper()}`", _default(field), _expected(field)]
@@ -64,18 +114,16 @@ def _default(field: FieldInfo) -> str:
 
 
 def _expected(field: FieldInfo) -> str:
-    annotation = re.sub(r"(pathlib\.|typing\.|pydantic\.types\.)", "", str(field.annotation))
-    kind = re.sub(r"<class '(.*)'>", r"\1", annotation).replace("SecretStr", "str")
-    bounds = [re.sub(r"^(\w)(\w)\(\w+=(.*)\)$", r"\1\2 \3", str(m).lower()) for m in field.metadata]
-    words = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    plain = []
-    for bound in bounds:
-        sign, _, limit = bound.partition(" ")
-        if sign in words:
-            plain.append(f"{words[sign]} {limit}")
-        elif pattern := re.search(r"pattern='([^']*)'", bound):
-            plain.append(f"`{pattern[1]}`")
-    return ", ".join([kind.replace("|", "or"), *plain]).replace("|", "\\|")
+    kind = re.sub(r"<class '(.*)'>", r"\1", str(field.annotation))
+    kind = re.sub(r"\b(pathlib|typing|pydantic\.types)\.", "", kind).replace("SecretStr", "str")
+    words = [kind]
+    for rule in field.metadata:
+        found = re.fullmatch(r"(\w\w)\(\w\w=(.*)\)", str(rule).lower())
+        if found and found[1] in BOUNDS:
+            words.append(f"{BOUNDS[found[1]]} {found[2]}")
+        elif pattern := re.search(r"pattern='([^']*)'", str(rule)):
+            words.append(f"`{pattern[1]}`")
+    return ", ".join(words).replace(" | ", " or ")
 
 
 def _reason(section: type[Section], name: str, field: FieldInfo) -> str:
@@ -86,3 +134,4 @@ def _reason(section: type[Section], name: str, field: FieldInfo) -> str:
 
 if __name__ == "__main__":
     PAGE.write_text(page())
+    SCHEMA.write_text(schema())

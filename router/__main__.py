@@ -17,6 +17,7 @@ from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
 
+BACKLOG = 4_096  # connections that a burst may open before they are accepted; Linux's own limit
 DRAIN_S = 10.0  # streams get this long to end after a signal to stop
 
 
@@ -52,7 +53,8 @@ async def _listen(router: Router) -> None:
     runner = app_runner(router)
     await runner.setup()
     try:
-        await web.TCPSite(runner, router.settings.host, router.settings.port).start()
+        settings = router.settings
+        await web.TCPSite(runner, settings.host, settings.port, backlog=BACKLOG).start()
         host, port = runner.addresses[0][:2]
         print(f"prefixfleet router on http://{host}:{port}", flush=True)  # noqa: T201 - for scripts
         await stop.wait()

@@ -2,21 +2,18 @@
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 
-import msgspec
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from prefixfleet.router import pages
 from prefixfleet.router.core import Router
-from prefixfleet.router.errors import JSON, BadRequest, NotFound, Refusal, refuse
+from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
-from prefixfleet.router.prompt import read_chat, read_completion
+from prefixfleet.router.pages import ROUTER
+from prefixfleet.router.routes import ROUTES, Route
 from prefixfleet.router.serve import serve_prompt
-from prefixfleet.router.status import status_of
-
-ROUTER = web.AppKey("router", Router)
 
 log = logging.getLogger(__name__)
 
@@ -29,62 +26,34 @@ def make_app(router: Router) -> web.Application:
         client_max_size=router.settings.max_body_bytes, middlewares=[_answer_errors]
     )
     app[ROUTER] = router
-    app.router.add_post("/v1/chat/completions", _chat_completions)
-    app.router.add_post("/v1/completions", _completions)
-    app.router.add_get("/v1/models", _models)
-    app.router.add_get("/health", _health)
-    app.router.add_get("/metrics", _metrics)
-    app.router.add_get("/status", _status)
+    for route in ROUTES:
+        app.router.add_post(route.path, _serving(route))
+    app.router.add_get("/v1/models", pages.models)
+    app.router.add_get("/health", pages.health)
+    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/status", pages.status)
+    app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 
 
-async def _chat_completions(request: web.Request) -> web.StreamResponse:
-    return await serve_prompt(request.app[ROUTER], request, "chat", read_chat)
+def _serving(route: Route) -> Handler:
+    async def serve(request: web.Request) -> web.StreamResponse:
+        return await serve_prompt(request.app[ROUTER], request, route)
+
+    return serve
 
 
-async def _completions(request: web.Request) -> web.StreamResponse:
-    return await serve_prompt(request.app[ROUTER], request, "completion", read_completion)
-
-
-async def _models(request: web.Request) -> web.Response:
-    """Models of all workers that are not refused, each once."""
-    models = {
-        standing.record.model: standing.record.max_model_tokens
-        for standing in request.app[ROUTER].roster.standings()
-        if standing.state != "refused"
+async def _options(request: web.Request) -> web.Response:
+    """Which methods a path takes."""
+    allowed = {
+        method
+        for resource in request.app.router.resources()
+        if resource.get_info().get("path") == request.path
+        for method in (route.method for route in resource)
     }
-    data = [
-        {
-            "id": model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "prefixfleet",
-            "max_model_len": max_model_tokens,
-        }
-        for model, max_model_tokens in sorted(models.items())
-    ]
-    return _json({"object": "list", "data": data})
-
-
-async def _health(request: web.Request) -> web.Response:
-    """200 while some worker is ready, else 503: a balancer in front should look elsewhere."""
-    states = Counter(s.state for s in request.app[ROUTER].roster.standings())
-    healthy = states["ready"] > 0
-    answer = {"status": "ok" if healthy else "no worker is ready", "workers": states}
-    return _json(answer, status=200 if healthy else 503)
-
-
-async def _metrics(request: web.Request) -> web.Response:
-    router = request.app[ROUTER]
-    router.metrics.read_gauges(router)
-    return web.Response(
-        body=router.metrics.render(),
-        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-    )
-
-
-async def _status(request: web.Request) -> web.Response:
-    return _json(status_of(request.app[ROUTER]))
+    if not allowed:
+        raise web.HTTPNotFound
+    return web.Response(status=204, headers={"Allow": ",".join(sorted({*allowed, "OPTIONS"}))})
 
 
 @web.middleware
@@ -107,24 +76,33 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except Refusal as error:
-        return refuse(error)
+        return _refuse(request, error)
     except web.HTTPRequestEntityTooLarge:
-        return refuse(body_too_large(request.app[ROUTER].settings.max_body_bytes))
+        return _refuse(request, body_too_large(request.app[ROUTER].settings.max_body_bytes))
     except web.HTTPNotFound:
-        return refuse(NotFound(f"there is no {request.path!r:.200} here"))
+        return _refuse(request, _not_found(request))
     except web.HTTPMethodNotAllowed as error:
-        answer = refuse(BadRequest(f"{request.path} takes {sorted(error.allowed_methods)}"))
+        if error.allowed_methods == {"OPTIONS"}:
+            return _refuse(request, _not_found(request))
+        answer = _refuse(
+            request, BadRequest(f"{request.path} takes {sorted(error.allowed_methods)}")
+        )
         answer.set_status(405)
         answer.headers["Allow"] = ",".join(sorted(error.allowed_methods))
         return answer
     except (HttpProcessingError, web.RequestPayloadError) as error:
-        return refuse(BadRequest(f"the body cannot be read: {error}"))
+        return _refuse(request, BadRequest(f"the body cannot be read: {error}"))
     except (ConnectionError, asyncio.CancelledError):
         raise  # the client is gone
     except Exception:
         log.exception("request failed: a fault of the router")
-        return refuse(Refusal("the router failed; its log says why"))
+        return _refuse(request, Refusal("the router failed; its log says why"))
 
 
-def _json(value: object, status: int = 200) -> web.Response:
-    return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)
+def _not_found(request: web.Request) -> NotFound:
+    return NotFound(f"there is no {request.path!r:.200} here")
+
+
+def _refuse(request: web.Request, error: Refusal) -> web.Response:
+    """In the shape that the route's clients understand."""
+    return refuse(error, anthropic=request.path.startswith("/v1/messages"))

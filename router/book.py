@@ -36,25 +36,35 @@ class Charge:
         """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
         if self.first_byte_s is None:
             self.first_byte_s = now
-            self._page.waiting.discard(self)
-            self._page.answering.add(self)
+            self._page.end_prefill(self)
+            self._page.decoding += self.sequences
             self._page.since_s = now
 
 
 @dataclass(slots=True)
 class _Page:
+    """Running sums, so that a look at the load costs the same whatever is in flight."""
+
     waiting: set[Charge] = field(default_factory=set)
-    answering: set[Charge] = field(default_factory=set)
+    queued_tokens: int = 0
+    expected_s: float = 0.0
+    decoding: int = 0
     since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
 
+    def begin_prefill(self, charge: Charge) -> None:
+        self.waiting.add(charge)
+        self.queued_tokens += charge.tokens
+        self.expected_s += charge.expected_s
+
+    def end_prefill(self, charge: Charge) -> None:
+        self.waiting.discard(charge)
+        self.queued_tokens -= charge.tokens
+        # Sums of floats drift: an empty page is exactly zero
+        self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0
+
     def load(self, now: float) -> Load:
-        expected = sum(charge.expected_s for charge in self.waiting)
-        return Load(
-            sum(charge.tokens for charge in self.waiting),
-            len(self.waiting),
-            sum(charge.sequences for charge in self.answering),
-            max(0.0, expected - (now - self.since_s)) if self.waiting else 0.0,
-        )
+        busy_s = self.expected_s - (now - self.since_s) if self.waiting else 0.0
+        return Load(self.queued_tokens, len(self.waiting), self.decoding, max(0.0, busy_s))
 
 
 class Book:
@@ -86,13 +96,15 @@ class Book:
         )
         if not page.waiting:
             page.since_s = now
-        page.waiting.add(charge)
+        page.begin_prefill(charge)
         try:
             yield charge
         finally:
-            page.waiting.discard(charge)
-            page.answering.discard(charge)
-            if not page.waiting and not page.answering and self._pages.get(worker) is page:
+            if charge.first_byte_s is None:
+                page.end_prefill(charge)
+            else:
+                page.decoding -= charge.sequences
+            if not page.waiting and not page.decoding and self._pages.get(worker) is page:
                 del self._pages[worker]
 
     def workers(self) -> list[str]:

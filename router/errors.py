@@ -74,14 +74,13 @@ class NoWorker(Refusal):
     status, kind, code = 503, "server_error", "no_worker"
 
 
-def refuse(error: Refusal) -> web.Response:
-    """The answer to a refused request."""
+def refuse(error: Refusal, *, anthropic: bool = False) -> web.Response:
+    """The answer to a refused request, in OpenAI's error shape or in Anthropic's."""
     headers = {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    return web.Response(
-        status=error.status, body=error_body(error), headers=headers, content_type=JSON
-    )
+    body = anthropic_error_body(error) if anthropic else error_body(error)
+    return web.Response(status=error.status, body=body, headers=headers, content_type=JSON)
 
 
 def error_body(error: Refusal) -> bytes:
@@ -98,4 +97,21 @@ def error_body(error: Refusal) -> bytes:
     )
 
 
+def anthropic_error_body(error: Refusal) -> bytes:
+    """The Anthropic error object of ``error``, as JSON."""
+    kind = _ANTHROPIC_KINDS.get(error.status, "api_error")
+    return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": str(error)}})
+
+
 JSON = "application/json"
+
+_ANTHROPIC_KINDS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}

@@ -17,7 +17,7 @@ _TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-_ATTRIBUTION = "x-anthropic-billing-header"
+ATTRIBUTION = "x-anthropic-billing-header"
 
 
 class NotText(Exception):
@@ -107,7 +107,7 @@ def _text(part: object) -> str | None:
 
 def _without_attribution(text: str) -> str | None:
     """Some clients put a line that changes with every request in front; the engine drops it."""
-    if not text.startswith(_ATTRIBUTION):
+    if not text.startswith(ATTRIBUTION):
         return text
     return text.partition("\n")[2] or None
 

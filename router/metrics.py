@@ -66,6 +66,12 @@ class Metrics:
             ["source", "basis"],
             registry=r,
         )
+        self.drift = Counter(
+            "prefixfleet_parity_drift",
+            "Answers whose engine hashed the prompt otherwise than the router",
+            ["route"],
+            registry=r,
+        )
         self.blind = Counter(
             "prefixfleet_blind_prompts", "Prompts routed by load alone", ["route"], registry=r
         )

@@ -5,11 +5,11 @@ thread. Whatever cannot be tokenised here (images, odd fields, templates of the 
 `Prompt` with a reason in ``blind``: it is routed by load alone, and the engine judges it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from prefixfleet.router.body import Body
+from prefixfleet.router.dialects import Chat, anthropic_messages, chat_completion, responses
 from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.messages import NotText
 from prefixfleet.router.template import TemplateRefused
@@ -18,7 +18,6 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import Scope, chain_root
 
 BYTES_PER_TOKEN = 4  # of JSON; for the load of a prompt that is not tokenised
-_RESERVED = {"chat_template", "tokenize", "tools", "messages", "conversation", "return_dict"}
 _OPAQUE_FIELDS = ("chat_template", "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs")
 
 
@@ -44,12 +43,27 @@ class Prompt:
 
 def read_chat(body: Body, tokens: Tokens) -> Prompt:
     """The prompt of a chat completion."""
-    return _read(body, tokens, _chat_ids)
+    return _read(body, lambda: _chat_ids(body, tokens, chat_completion(body)))
+
+
+def read_responses(body: Body, tokens: Tokens) -> Prompt:
+    """The prompt of a request of the responses API."""
+    return _read(body, lambda: _chat_ids(body, tokens, responses(body)))
+
+
+def read_messages(body: Body, tokens: Tokens) -> Prompt:
+    """The prompt of a request of Anthropic's messages API."""
+    return _read(body, lambda: _chat_ids(body, tokens, anthropic_messages(body)))
+
+
+def read_nothing(body: Body, tokens: Tokens) -> Prompt:
+    """A request without a prefix to reuse: embeddings, scores, tokenising."""
+    return Prompt(tokens=len(body.raw) // BYTES_PER_TOKEN, blind="this route has no prefix")
 
 
 def read_completion(body: Body, tokens: Tokens) -> Prompt:
     """The prompt of a completion: a text, token ids, or a list of either."""
-    return _read(body, tokens, _completion_ids)
+    return _read(body, lambda: _completion_ids(body, tokens))
 
 
 def prefix_chain(
@@ -63,12 +77,12 @@ def prefix_chain(
         return []
 
 
-def _read(body: Body, tokens: Tokens, ids_of: Any) -> Prompt:  # noqa: ANN401
+def _read(body: Body, sequences_of: Callable[[], list[Rendered]]) -> Prompt:
     outputs = max(1, body.get("n", int) or 1)
     salt = body.get("cache_salt", str) or ""
     try:
         _refuse_opaque(body)
-        sequences = ids_of(body, tokens)
+        sequences = sequences_of()
     except (NotText, TemplateRefused, UnicodeError) as reason:
         guess = len(body.raw) // BYTES_PER_TOKEN
         return Prompt(tokens=guess, outputs=outputs, salt=salt, blind=str(reason))
@@ -90,32 +104,11 @@ def _refuse_opaque(body: Body) -> None:
             raise NotText(f"{name} is set")
 
 
-def _chat_ids(body: Body, tokens: Tokens) -> list[Rendered]:
-    messages = body.get("messages", list)
-    if messages is None:
-        raise NotText("no list of messages")
-    variables = body.get("chat_template_kwargs", dict) or {}
-    if _RESERVED & variables.keys():
-        raise NotText("chat_template_kwargs overrides the request")
-    text = tokens.render(messages, body.get("tools", list), **_variables(body, variables))
+def _chat_ids(body: Body, tokens: Tokens, chat: Chat) -> list[Rendered]:
+    text = tokens.render(chat.messages, chat.tools, **chat.variables)
     if body.get("add_special_tokens", bool):
         return [Rendered(tokens.of_text(text))]
     return [tokens.of_chat(text)]
-
-
-def _variables(body: Body, given: dict[str, Any]) -> dict[str, Any]:
-    """The template's variables; the request's own fields win over ``chat_template_kwargs``."""
-    add = body.get("add_generation_prompt", bool)
-    effort = body.get("reasoning_effort", str)
-    own: dict[str, Any] = {
-        "add_generation_prompt": True if add is None else add,
-        "continue_final_message": body.get("continue_final_message", bool) or False,
-        "documents": body.get("documents", list),
-        "reasoning_effort": effort,
-    }
-    if effort is not None and "enable_thinking" not in given:
-        own["enable_thinking"] = effort != "none"
-    return given | {name: value for name, value in own.items() if value not in (None, "auto")}
 
 
 def _completion_ids(body: Body, tokens: Tokens) -> list[Rendered]:

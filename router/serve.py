@@ -7,7 +7,7 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from aiohttp import web
 from msgspec import to_builtins
@@ -20,7 +20,7 @@ from prefixfleet.router.headers import to_worker
 from prefixfleet.router.inflate import inflate
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
-from prefixfleet.router.tokens import Tokens
+from prefixfleet.router.routes import Route
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
@@ -29,12 +29,8 @@ from prefixfleet.store.records import PARAMS_KEY
 MAX_WORKERS_TRIED = 3
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
-ReadPrompt = Callable[[Body, Tokens], Prompt]
 
-
-async def serve_prompt(
-    router: Router, request: web.Request, route: str, read_prompt: ReadPrompt
-) -> web.StreamResponse:
+async def serve_prompt(router: Router, request: web.Request, route: Route) -> web.StreamResponse:
     """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
     received_s = router.clock()
     _refuse_if_full(router)
@@ -43,7 +39,7 @@ async def serve_prompt(
     if model is None:
         raise BadRequest("the field 'model' is missing or no text", param="model")
     workers = router.roster.ready(model)
-    prompt, chains = await _understand(router, body, read_prompt, workers)
+    prompt, chains = await _understand(router, body, route, workers)
     passage = Passage(router, request, route, body, prompt, received_s, uuid.uuid4().hex)
     passage.note_prompt()
     return await _try_workers(passage, workers, chains)
@@ -64,12 +60,12 @@ def _refuse_if_full(router: Router) -> None:
 
 
 async def _understand(
-    router: Router, body: Body, read_prompt: ReadPrompt, workers: Sequence[Worker]
+    router: Router, body: Body, route: Route, workers: Sequence[Worker]
 ) -> tuple[Prompt, Chains]:
     """The prompt and its chains; off the event loop if that takes long."""
 
     def read() -> tuple[Prompt, Chains]:
-        prompt = read_prompt(body, workers[0].tokens)
+        prompt = route.read_prompt(body, workers[0].tokens)
         return prompt, router.dispatcher.chains(prompt, workers)
 
     with router.metrics.tokenise_s.time():
@@ -99,6 +95,12 @@ async def _try_workers(
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
 
 
+def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
+    if not passage.route.takes_plan:
+        return passage.body.raw
+    return with_transfer_params(passage.body, {PARAMS_KEY: to_builtins(dispatched.plan)})
+
+
 async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
     """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
     router, worker, request = passage.router, dispatched.worker, passage.request
@@ -120,7 +122,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             request.method,
             worker.record.url + request.rel_url.raw_path_qs,
             to_worker(request.headers, passage.id),
-            with_transfer_params(passage.body, {PARAMS_KEY: to_builtins(dispatched.plan)}),
+            _body_with_plan(passage, dispatched),
         ) as answer:
             charge.first_byte(router.clock())
             router.turns.look()

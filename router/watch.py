@@ -12,6 +12,7 @@ from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import OURS
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.routes import Route
 
 log = logging.getLogger("prefixfleet.router.decisions")
 
@@ -22,7 +23,7 @@ class Passage:
 
     router: Router
     request: web.Request
-    route: str
+    route: Route
     body: Body
     prompt: Prompt
     received_s: float
@@ -42,7 +43,7 @@ class Passage:
     def note_prompt(self) -> None:
         """Count a prompt whose prefix is not known."""
         if self.prompt.blind:
-            self.router.metrics.blind.labels(self.route).inc()
+            self.router.metrics.blind.labels(self.route.name).inc()
             log.info("request %s: no prefix: %.200s", self.id, self.prompt.blind)
 
     def say_why(self, dispatched: Dispatched) -> None:
@@ -71,7 +72,7 @@ class Passage:
         """Compare the estimate with what happened, and learn from it."""
         now_s = self.router.clock()
         metrics, decision = self.router.metrics, dispatched.decision
-        metrics.ttft_s.labels(self.route).observe(now_s - self.received_s)
+        metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
@@ -84,6 +85,7 @@ class Passage:
         block_tokens = dispatched.worker.block_tokens
         outcome = read_outcome(whole) if whole else None
         if outcome:
+            self._compare_head(dispatched, outcome.head)
             basis = "reported"
             blocks = (outcome.engine_blocks, outcome.local_blocks, outcome.pulled_blocks)
         else:
@@ -97,8 +99,19 @@ class Passage:
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
         ratio = min(1.0, reused / self.prompt.tokens)
-        self.router.metrics.hit_ratio.labels(self.route).observe(ratio)
+        self.router.metrics.hit_ratio.labels(self.route.name).observe(ratio)
         self.router.hit_ratios.append(ratio)
+
+    def _compare_head(self, dispatched: Dispatched, head: str) -> None:
+        """The engine's hash of the first block, beside ours: parity, checked on live traffic."""
+        if head and dispatched.chain and head != dispatched.chain[0].hex():
+            self.router.metrics.drift.labels(self.route.name).inc()
+            self.router.degraded.enter(
+                f"drift of {self.route.name}",
+                f"worker {dispatched.worker.name} hashes prompts of this route otherwise than "
+                "this router: they match nothing",
+                "report the request's form; other routes are not affected",
+            )
 
     @property
     def is_streamed(self) -> bool:

@@ -286,7 +286,8 @@ async def test_a_thousand_streams_at_once(rig):
         return await streaming(*EVENTS[:2], then=all_there)(engine, request, asked)
 
     engines = [await rig.engine(name, behave=behave) for name in "ab"]
-    router = await rig.start(*engines)
+    # client, router and engines share one thread here: accepting a thousand takes it a while
+    router = await rig.start(*engines, connect_timeout_s=60)
 
     async def ask(session):
         async with session.post("/v1/completions", json=STREAM) as response:

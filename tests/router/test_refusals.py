@@ -175,7 +175,7 @@ async def test_a_wrong_method_is_405_and_names_the_right_one(rig):
     response, body = await ask(rig, method="GET")
 
     assert response.status == 405
-    assert response.headers["Allow"] == "POST"
+    assert response.headers["Allow"] == "OPTIONS,POST"
     assert body["error"]["type"] == "invalid_request_error"
 
 

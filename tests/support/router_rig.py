@@ -13,7 +13,7 @@ from eventually import until
 from redis_servers import new_fleet
 from upstreams import NAMESPACE, SECRET, FakeEngine
 
-from prefixfleet.router.__main__ import app_runner
+from prefixfleet.router.__main__ import BACKLOG, app_runner
 from prefixfleet.router.core import Fleet, Router
 from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain
@@ -68,7 +68,7 @@ class Rig:
         self.runner = runner = app_runner(self.router)
         await runner.setup()
         self.stack.push_async_callback(runner.cleanup)
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self.client = await self.stack.enter_async_context(aiohttp.ClientSession(base))
         await self.until_ready(len(records) if ready is None else ready)
@@ -110,7 +110,8 @@ class Rig:
         self, path: str = "/v1/completions", **body: Any
     ) -> tuple[int, Mapping[str, str], Any]:
         """Status, headers and JSON of one answer."""
-        body = {"model": "tiny", "prompt": "hello"} | body
+        prompt = {"prompt": "hello"} if path == "/v1/completions" else {}
+        body = {"model": "tiny"} | prompt | body
         async with self.client.post(path, json=body) as response:
             return response.status, response.headers, await response.json()
 

@@ -13,7 +13,14 @@ import msgspec
 from aiohttp import web
 
 from prefixfleet.router.body import read_body
-from prefixfleet.router.prompt import Prompt, prefix_chain, read_chat, read_completion
+from prefixfleet.router.prompt import (
+    Prompt,
+    prefix_chain,
+    read_chat,
+    read_completion,
+    read_messages,
+    read_responses,
+)
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.store.namespace import Namespace, hash_key
 from prefixfleet.store.records import Outcome, WorkerRecord
@@ -28,6 +35,20 @@ NAMESPACE = Namespace(
     engine="vllm",
     isa="any",
     tensor_parallel=1,
+)
+
+READERS = {
+    "/v1/completions": read_completion,
+    "/v1/chat/completions": read_chat,
+    "/v1/responses": read_responses,
+    "/v1/messages": read_messages,
+}
+UNPLANNED = (
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+    "/detokenize",
+    "/v1/messages/count_tokens",
 )
 
 Asked = dict[str, Any]
@@ -78,13 +99,15 @@ class FakeEngine:
         """Serve until the block ends; `stop` ends it earlier."""
         app = web.Application(client_max_size=64 << 20)
         app.router.add_post("/tokenize", self._tokenize)
-        app.router.add_post("/v1/completions", self._prompt)
-        app.router.add_post("/v1/chat/completions", self._prompt)
+        for path in READERS:
+            app.router.add_post(path, self._prompt)
+        for path in UNPLANNED:
+            app.router.add_post(path, self._echo)
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=0.1
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True)
+        site = web.TCPSite(self._runner, "127.0.0.1", port, reuse_address=True, backlog=2_048)
         await site.start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
         try:
@@ -107,6 +130,11 @@ class FakeEngine:
             return web.json_response({"error": {"message": prompt.blind}}, status=400)
         return web.json_response({"tokens": list(prompt.token_ids), "count": prompt.tokens})
 
+    async def _echo(self, request: web.Request) -> web.Response:
+        self.raw.append(await request.read())
+        self.paths.append(request.path_qs)
+        return web.json_response({"served_by": self.name})
+
     async def _prompt(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         asked = msgspec.json.decode(raw)
@@ -126,8 +154,7 @@ class FakeEngine:
     def outcome(self, request: web.Request, asked: Asked) -> Outcome:
         """What the connector would report: everything that the plan wanted was pulled."""
         body = read_body(msgspec.json.encode(asked))
-        read = read_completion if request.path.endswith("/v1/completions") else read_chat
-        prompt: Prompt = read(body, self.tokens)
+        prompt: Prompt = READERS[request.path](body, self.tokens)
         chain = prefix_chain(
             prompt,
             self.namespace.digest(self.secret),

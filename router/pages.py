@@ -1,0 +1,59 @@
+"""What the router says of itself: models, health, metrics, status."""
+
+from collections import Counter
+
+import msgspec
+from aiohttp import web
+
+from prefixfleet.router.core import Router
+from prefixfleet.router.errors import JSON
+from prefixfleet.router.status import status_of
+
+ROUTER = web.AppKey("router", Router)
+
+
+async def models(request: web.Request) -> web.Response:
+    """Models of all workers that are not refused, each once."""
+    found = {
+        standing.record.model: standing.record.max_model_tokens
+        for standing in request.app[ROUTER].roster.standings()
+        if standing.state != "refused"
+    }
+    data = [
+        {
+            "id": model,
+            "object": "model",
+            "created": 0,
+            "owned_by": "prefixfleet",
+            "max_model_len": max_model_tokens,
+        }
+        for model, max_model_tokens in sorted(found.items())
+    ]
+    return _json({"object": "list", "data": data})
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 while some worker is ready, else 503: a balancer in front should look elsewhere."""
+    states = Counter(s.state for s in request.app[ROUTER].roster.standings())
+    healthy = states["ready"] > 0
+    answer = {"status": "ok" if healthy else "no worker is ready", "workers": states}
+    return _json(answer, status=200 if healthy else 503)
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text."""
+    router = request.app[ROUTER]
+    router.metrics.read_gauges(router)
+    return web.Response(
+        body=router.metrics.render(),
+        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+    )
+
+
+async def status(request: web.Request) -> web.Response:
+    """See `status_of`."""
+    return _json(status_of(request.app[ROUTER]))
+
+
+def _json(value: object, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type=JSON)

@@ -22,6 +22,7 @@ from prefixfleet.store.errors import FleetError
 
 PROBE_TIMEOUT_S = 60.0  # one token on a CPU engine that is still warming up
 _SALT = "prefixfleet-parity"
+_JSON = {"Content-Type": "application/json"}  # the router's session adds none by itself
 
 _TEXTS = ("Hello, world!", "Ça va? Привет 你好 🙂 e\u0301\n\n\tdef f(x): return x", " leading", "")
 _ASK = {"role": "user", "content": "Wie heißt die Hauptstadt von Österreich? 首都は"}
@@ -118,8 +119,9 @@ async def _post(
 ) -> dict[str, Any]:
     """The answer; {} if the engine refuses the question itself (400)."""
     timeout = aiohttp.ClientTimeout(total=PROBE_TIMEOUT_S)
+    body = msgspec.json.encode(question)
     try:
-        async with session.post(url, json=question, timeout=timeout) as response:
+        async with session.post(url, data=body, headers=_JSON, timeout=timeout) as response:
             content = await response.read()
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise WorkerSilent(f"{url}: {type(error).__name__}: {error}") from error

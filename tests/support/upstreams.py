@@ -122,6 +122,8 @@ class FakeEngine:
             self._runner = None
 
     async def _tokenize(self, request: web.Request) -> web.Response:
+        if request.content_type != "application/json":  # vLLM takes no body of another type
+            return web.json_response({"error": {"message": "Unsupported Media Type"}}, status=400)
         raw = await request.read()
         body = read_body(raw)
         read = read_completion if "prompt" in body.fields else read_chat

@@ -27,9 +27,10 @@ Segments = Callable[[Iterable[BlockHash]], Mapping[BlockHash, Sequence[BlockHash
 class Announcer:
     """Keeps the index in step with the pool: publish after commit, withdraw before free.
 
-    Owned by the daemon's event loop. Without the index it goes on trying each second, keeps the
-    last epoch (peers that were told it may still pull), and remembers what to say later. A life
-    whose blocks could not be withdrawn is void: the next contact joins anew and says everything.
+    Owned by the daemon's event loop. ``joined`` is told each new epoch. Without the index it goes
+    on trying each second, keeps the last epoch (peers that were told it may still pull), and
+    remembers what to say later. A life whose blocks could not be withdrawn is void: the next
+    contact joins anew and says everything.
     """
 
     def __init__(
@@ -39,12 +40,14 @@ class Announcer:
         record: Callable[[], NodeRecord],
         resident: Callable[[], Iterable[BlockHash]],
         segments: Segments,
+        joined: Callable[[int], None],
         clock: Callable[[], float],
     ) -> None:
         self._index = index
         self._record = record
         self._resident = resident
         self._segments = segments
+        self._on_joined = joined
         self._clock = clock
         self._pending: dict[BlockHash, None] = {}  # never more than the pool holds
         self._lock = asyncio.Lock()
@@ -52,7 +55,6 @@ class Announcer:
         self._member: Membership | None = None
         self._joined = False
         self._renewed_at = float("-inf")
-        self.joined_once = asyncio.Event()
         self.degraded = ""
         self.joins = 0
         self.published_blocks = 0
@@ -133,7 +135,7 @@ class Announcer:
         self._renewed_at = self._clock()
         self._pending = dict.fromkeys(self._resident())
         self.joins += 1
-        self.joined_once.set()
+        self._on_joined(self.epoch)
         log.info("joined as %s, epoch %d", record.node, self.epoch)
 
     async def _publish_some(self) -> None:
@@ -152,7 +154,8 @@ class Announcer:
             return
         due_s = self._renewed_at + RENEW_S - self._clock()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._wake.wait(), max(0.0, due_s))
+            async with asyncio.timeout(max(0.0, due_s)):
+                await self._wake.wait()
         self._wake.clear()
 
     def _end_life(self, why: str) -> None:

@@ -9,18 +9,18 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefixfleet.cluster.pulls import Pulled
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, Overloaded
 from prefixfleet.store.pool import Pin, SlotPool
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer.pull import PullResult
 
 EARLY_HOLD_S = 30.0
 """A prefetched prefix that no engine asked for is let go so long after its pull's deadline."""
 MAX_EARLY = 1024
 """Hints that may wait for their engine; one more is refused."""
 
-Fetch = Callable[[Sequence[BlockHash], PullPlan, float], Awaitable[Pulled]]
+Fetch = Callable[[Sequence[BlockHash], PullPlan, float], Awaitable[PullResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Prepared:
     """What is pinned for a request: the slots of the leading blocks of its chain, in order."""
 
     slots: tuple[int, ...]
-    pulled: Pulled
+    pulled: PullResult
 
     def fields(self) -> dict[str, Any]:
         """Fields of the answer to ``prepare``."""
@@ -48,7 +48,7 @@ class Prepared:
 @dataclass(frozen=True, slots=True)
 class _Claim:
     pin: Pin
-    pulled: Pulled
+    pulled: PullResult
     hint: str  # request of the plan, "" without one
 
 
@@ -133,7 +133,7 @@ class Claims:
         pin = self._pool.pin(chain)
         hint = plan.request if plan else ""
         if plan is None or not plan.source or len(pin.hashes) >= min(plan.blocks, len(chain)):
-            return _Claim(pin, Pulled(), hint)
+            return _Claim(pin, PullResult(), hint)
         try:
             pulled = await self._fetch(chain, plan, deadline)
             return _Claim(self._pool.pin(chain), pulled, hint)
@@ -148,7 +148,9 @@ class Claims:
         try:
             await asyncio.wait({early}, timeout=max(0.0, deadline - self._clock()))
             if not early.done():
-                return _Claim(self._pool.pin(chain), Pulled(failure=DeadlineExceeded.reason), "")
+                return _Claim(
+                    self._pool.pin(chain), PullResult(failure=DeadlineExceeded.reason), ""
+                )
             done = early.result()
             return _Claim(self._pool.pin(chain), done.pulled, done.hint)
         finally:

@@ -15,7 +15,7 @@ from prefixfleet.cluster.settings import WorkerSettings
 BLOCK_TOKENS = 32
 """The CPU attention kernel takes multiples of 32 only; small blocks share more."""
 MAX_SEQUENCES = 8
-CONNECTOR = "PrefixFleetConnector"
+CONNECTOR = "PrefixfleetConnector"
 CONNECTOR_MODULE = "prefixfleet.cluster.connector"
 
 
@@ -26,7 +26,10 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
         "kv_connector_module_path": CONNECTOR_MODULE,
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": str(settings.socket_path)},
+        "kv_connector_extra_config": {
+            "socket": str(settings.socket_path),
+            "engine": settings.name,
+        },
     }
     # the module and not `vllm serve`, which wants a distribution of the name "vllm"
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -50,8 +53,9 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
 
 
 def engine_environ(settings: WorkerSettings, base: Mapping[str, str]) -> dict[str, str]:
-    """Environment of the engine: ``base`` without our own settings, offline, no usage reports."""
-    environ = {n: v for n, v in base.items() if not n.startswith("PREFIXFLEET_")}
+    """Environment of the engine: ``base``, offline, without usage reports, without our settings
+    and without what Ray sets for its own (one OpenMP thread, for example)."""
+    environ = {n: v for n, v in base.items() if not n.startswith(("PREFIXFLEET_", "RAY_", "OMP_"))}
     environ |= {
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",

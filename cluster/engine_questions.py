@@ -101,6 +101,13 @@ class Abandon(msgspec.Struct, frozen=True, tag_field="op", tag="abandon", kw_onl
     rank: Rank
 
 
+class Discard(msgspec.Struct, frozen=True, tag_field="op", tag="discard", kw_only=True):
+    """An engine found these blocks damaged."""
+
+    id: Id
+    hashes: bytes
+
+
 class Report(msgspec.Struct, frozen=True, tag_field="op", tag="outcome", kw_only=True):
     """What really happened to one request's prefix."""
 
@@ -112,7 +119,7 @@ class Report(msgspec.Struct, frozen=True, tag_field="op", tag="outcome", kw_only
         return Outcome.from_map(self.outcome)
 
 
-Question: TypeAlias = Hello | Prepare | Release | Reserve | Commit | Abandon | Report
+Question: TypeAlias = Hello | Prepare | Release | Reserve | Commit | Abandon | Discard | Report
 
 
 def parse_question(message: dict[str, Any]) -> Question:

@@ -20,6 +20,7 @@ from prefixfleet.cluster.engine_channel import (
 from prefixfleet.cluster.engine_questions import (
     Abandon,
     Commit,
+    Discard,
     Hello,
     Prepare,
     Question,
@@ -187,6 +188,8 @@ class _Session:
                 self._cache.commit(self._number, question.rank, split_hashes(question.hashes))
             case Abandon():
                 self._cache.abandon(self._number, question.rank, split_hashes(question.hashes))
+            case Discard():
+                self._cache.discard(split_hashes(question.hashes))
             case Report():
                 self._outcome(question.record())
             case _:

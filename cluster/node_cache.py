@@ -10,19 +10,36 @@ from collections.abc import Awaitable, Callable, Sequence
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
 from prefixfleet.cluster.peer_book import PeerBook
-from prefixfleet.cluster.pulls import Pull, Pulled, Pulls
+from prefixfleet.cluster.pulls import Pull, Pulls
 from prefixfleet.cluster.writes import Writes
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool, Victims
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer.pull import PullResult
 
 SPARE_SHARE = 32
 """One slot in so many is kept free, so that a new block seldom waits for the index."""
 MAX_SPARE_SLOTS = 64
 
+NO_CACHE = dict.fromkeys(
+    (
+        "committed_blocks",
+        "evicted_blocks",
+        "corrupt_blocks",
+        "pool_full",
+        "claims",
+        "waiting_hints",
+        "joined_hints",
+        "expired_hints",
+    ),
+    0,
+)
+"""`NodeCache.numbers` of a node without an engine."""
+
 
 class NodeCache:
-    """Owned by the daemon's event loop. ``move`` makes one pull into the pool and never raises."""
+    """Owned by the daemon's event loop. ``move`` makes one pull into the pool and never raises.
+    ``examine`` looks at a block's bytes and calls `drop` if they are spoiled."""
 
     def __init__(
         self,
@@ -31,12 +48,14 @@ class NodeCache:
         *,
         peers: PeerBook,
         announcer: Announcer,
-        move: Callable[[Pull], Awaitable[Pulled]],
+        move: Callable[[Pull], Awaitable[PullResult]],
+        examine: Callable[[BlockHash], None],
         clock: Callable[[], float],
     ) -> None:
         self.pool = pool
         self._announcer = announcer
         self._move = move
+        self._examine = examine
         self._clock = clock
         self._writes = Writes(pool, shards)
         self._pulls = Pulls(peers=peers, match=pool.match, move=self._pull, clock=clock)
@@ -46,6 +65,7 @@ class NodeCache:
         self._evictions: set[asyncio.Task[None]] = set()
         self.evicted_blocks = 0
         self.committed_blocks = 0
+        self.corrupt_blocks = 0
         self.full = 0
 
     async def prepare(
@@ -85,10 +105,33 @@ class NodeCache:
         """One rank will not write these blocks."""
         self._writes.abandon(session, rank, hashes)
 
+    def discard(self, hashes: Sequence[BlockHash]) -> None:
+        """An engine found these damaged: those that are leave the pool."""
+        for block in hashes:
+            self._examine(block)
+
+    def drop(self, block: BlockHash) -> None:
+        """A spoiled block, and all that follow it, leave the pool and the index."""
+        self.corrupt_blocks += 1
+        self._start_leaving(self.pool.drop(block))
+
     def disconnect(self, session: int) -> None:
         """Give back all that a session holds."""
         self.claims.disconnect(session)
         self._writes.disconnect(session)
+
+    def numbers(self) -> dict[str, int]:
+        """Counters and sizes, for status."""
+        return {
+            "committed_blocks": self.committed_blocks,
+            "evicted_blocks": self.evicted_blocks,
+            "corrupt_blocks": self.corrupt_blocks,
+            "pool_full": self.full,
+            "claims": len(self.claims),
+            "waiting_hints": self.claims.waiting_hints,
+            "joined_hints": self.claims.joined_hints,
+            "expired_hints": self.claims.expired_hints,
+        }
 
     async def run(self) -> None:
         """Keep a few slots free until cancelled."""
@@ -103,7 +146,7 @@ class NodeCache:
         await self.claims.close()
         await asyncio.gather(*self._evictions, return_exceptions=True)
 
-    async def _pull(self, pull: Pull) -> Pulled:
+    async def _pull(self, pull: Pull) -> PullResult:
         await self._make_room(len(pull.hashes))
         pulled = await self._move(pull)
         self._announcer.publish(pull.hashes[: pulled.blocks])
@@ -126,14 +169,18 @@ class NodeCache:
             self.full += 1
         if not victims.hashes:
             return
+        await asyncio.shield(self._start_leaving(victims))
+
+    def _start_leaving(self, victims: Victims) -> "asyncio.Task[None]":
         task = asyncio.create_task(self._withdraw_and_free(victims))
         self._evictions.add(task)
         task.add_done_callback(self._evictions.discard)
-        await asyncio.shield(task)
+        return task
 
     async def _withdraw_and_free(self, victims: Victims) -> None:
         try:
-            await self._announcer.withdraw(victims.hashes)
+            if victims.hashes:
+                await self._announcer.withdraw(victims.hashes)
         finally:
             self.pool.free(victims)
             self.evicted_blocks += len(victims.hashes)

@@ -4,11 +4,14 @@ Outlives a loss of the index: a pull by plan still finds its source. Must not co
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from prefixfleet.store.errors import EpochChanged, IndexUnavailable, PeerLost
-from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.index import Membership
 from prefixfleet.store.records import NodeRecord
+
+Members = Callable[[], Awaitable[list[tuple[Membership, NodeRecord]]]]
+"""`PrefixIndex.members`."""
 
 MIN_AGE_S = 0.2
 """The index is asked for its members at most so often, however many plans name unknown nodes."""
@@ -17,8 +20,8 @@ MIN_AGE_S = 0.2
 class PeerBook:
     """Latest known (epoch, record) of each node. Owned by the daemon's event loop."""
 
-    def __init__(self, index: PrefixIndex, *, clock: Callable[[], float]) -> None:
-        self._index = index
+    def __init__(self, members: Members, *, clock: Callable[[], float]) -> None:
+        self._members = members
         self._clock = clock
         self._known: dict[str, tuple[int, NodeRecord]] = {}
         self._asked_at = float("-inf")
@@ -32,7 +35,7 @@ class PeerBook:
             EpochChanged: the node is known, but in another life.
         """
         known = self._known.get(node)
-        if known is None or known[0] != epoch:
+        if known is None or known[0] != epoch or not known[1].contacts:
             await self.refresh()
             known = self._known.get(node)
         if known is None:
@@ -42,13 +45,18 @@ class PeerBook:
         return known[1].contacts
 
     async def refresh(self) -> None:
-        """Ask the index who lives; without an answer, what is known stays."""
+        """Ask the index who lives; without an answer, what is known stays.
+
+        Whoever calls while another call is under way shares its answer or waits for the next.
+        """
+        called_at = self._clock()
         async with self._lock:
-            if self._clock() - self._asked_at < MIN_AGE_S:
+            if self._asked_at >= called_at:
                 return
+            await asyncio.sleep(max(0.0, self._asked_at + MIN_AGE_S - self._clock()))
             self._asked_at = self._clock()
             try:
-                members = await self._index.members()
+                members = await self._members()
             except IndexUnavailable:
                 return
             self._known = {m.node: (m.epoch, record) for m, record in members}

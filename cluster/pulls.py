@@ -12,20 +12,10 @@ from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, PullFailed
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer.pull import PullResult
 
 MAX_ROUNDS = 8
 """Pulls of others that one request waits for, before it takes what is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """What a pull brought: whole blocks only. ``failure`` says why it brought fewer than asked."""
-
-    blocks: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    link: str = ""
-    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,16 +41,18 @@ class Pulls:
         *,
         peers: PeerBook,
         match: Callable[[Sequence[BlockHash]], int],
-        move: Callable[[Pull], Awaitable[Pulled]],
+        move: Callable[[Pull], Awaitable[PullResult]],
         clock: Callable[[], float],
     ) -> None:
         self._peers = peers
         self._match = match
         self._move = move
         self._clock = clock
-        self._running: dict[BlockHash, asyncio.Task[Pulled]] = {}
+        self._running: dict[BlockHash, asyncio.Task[PullResult]] = {}
 
-    async def fetch(self, chain: Sequence[BlockHash], plan: PullPlan, deadline: float) -> Pulled:
+    async def fetch(
+        self, chain: Sequence[BlockHash], plan: PullPlan, deadline: float
+    ) -> PullResult:
         """Bring the plan's blocks of ``chain`` here by ``deadline``, or as many as come.
 
         Waits for pulls of other requests that carry the same blocks, and makes at most one of
@@ -69,7 +61,7 @@ class Pulls:
         """
         wanted = chain[: plan.blocks]
         before, started = self._match(wanted), self._clock()
-        own: Pulled | None = None
+        own: PullResult | None = None
         failure = ""
         for _ in range(MAX_ROUNDS):
             here = self._match(wanted)
@@ -81,10 +73,11 @@ class Pulls:
             if not task.done():
                 failure = DeadlineExceeded.reason
                 break
+            failure = task.result().failure
             if other is None:
                 own = task.result()
-        own = own or Pulled(failure=failure)
-        return Pulled(
+        own = own or PullResult(failure=failure)
+        return PullResult(
             blocks=max(0, self._match(wanted) - before),
             bytes=own.bytes,
             seconds=self._clock() - started,
@@ -101,7 +94,7 @@ class Pulls:
 
     def _start(
         self, wanted: Sequence[BlockHash], here: int, plan: PullPlan, deadline: float
-    ) -> "asyncio.Task[Pulled]":
+    ) -> "asyncio.Task[PullResult]":
         hashes = []
         for block in wanted[here:]:  # up to a block that is already on its way
             if block in self._running:
@@ -124,13 +117,13 @@ class Pulls:
         parent: BlockHash,
         hashes: tuple[BlockHash, ...],
         deadline: float,
-    ) -> Pulled:
+    ) -> PullResult:
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
                 contacts = await self._peers.contacts(plan.source, plan.source_epoch)
         except PullFailed as error:
-            return Pulled(failure=error.reason)
+            return PullResult(failure=error.reason)
         except TimeoutError:
-            return Pulled(failure=DeadlineExceeded.reason)
+            return PullResult(failure=DeadlineExceeded.reason)
         pull = Pull(plan=plan, contacts=contacts, parent=parent, hashes=hashes, deadline=deadline)
         return await self._move(pull)

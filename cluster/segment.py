@@ -15,7 +15,6 @@ class Segment:
 
     def __init__(self, path: Path, memory: mmap.mmap) -> None:
         self.path = path
-        self._memory = memory
         self.view = memoryview(memory)
 
     @classmethod
@@ -39,7 +38,5 @@ class Segment:
             os.close(fd)
 
     def close(self) -> None:
-        """Remove the file and the mapping; whoever still maps it keeps the bytes until then."""
+        """Remove the file. The bytes stay for whoever still maps or views them, and go after."""
         self.path.unlink(missing_ok=True)
-        self.view.release()
-        self._memory.close()

@@ -7,11 +7,11 @@ import pytest
 from eventually import until
 
 from prefixfleet.cluster.claims import Claims
-from prefixfleet.cluster.pulls import Pulled
 from prefixfleet.store.errors import Overloaded
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer.pull import PullResult
 
 CHAIN = [bytes([i]) * 16 for i in range(8)]
 
@@ -39,8 +39,8 @@ class World:
         self.fetches += 1
         await self.go.wait()
         if self.failure:
-            return Pulled(failure=self.failure)
-        return Pulled(blocks=put(self.pool, plan.blocks), bytes=9, seconds=0.5, link="ucx")
+            return PullResult(failure=self.failure)
+        return PullResult(blocks=put(self.pool, plan.blocks), bytes=9, seconds=0.5, link="ucx")
 
     async def claim(self, owner=(1, "r"), plan=None, within_s=20.0):
         return await self.claims.claim(owner, CHAIN, plan, time.monotonic() + within_s)

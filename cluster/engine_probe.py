@@ -1,0 +1,86 @@
+"""What a worker asks its engine: whether it is up, and how fast it computes a prompt.
+
+Must not know how the engine is started.
+"""
+
+import asyncio
+import time
+import uuid
+from pathlib import Path
+
+import aiohttp
+
+from prefixfleet.store.errors import ConfigError
+
+HEALTH_S = 5.0
+POLL_S = 0.25
+PROMPT_S = 120.0
+"""The longest one measuring prompt may take."""
+MEASURED_TOKENS = 1024
+
+
+class EngineProbe:
+    """Client of one engine's HTTP. Owned by the worker's event loop."""
+
+    def __init__(self, url: str, model: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._model = model
+        self._session = session
+
+    async def healthy(self) -> bool:
+        """Whether ``/health`` says yes now."""
+        try:
+            async with self._session.get(
+                f"{self._url}/health", timeout=aiohttp.ClientTimeout(total=HEALTH_S)
+            ) as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
+
+    async def wait_healthy(self) -> None:
+        """Return when it is up; bound this with a timeout of your own."""
+        up = await self.healthy()
+        while not up:
+            await asyncio.sleep(POLL_S)
+            up = await self.healthy()
+
+    async def prefill_tokens_per_s(self, max_tokens: int) -> float:
+        """Speed of computing a prompt of real text that nothing has cached, after a warm-up.
+
+        Raises:
+            ConfigError: the engine does not answer a plain completion.
+        """
+        await self._prefill(text_sample()[:200], 32)
+        count = min(MEASURED_TOKENS, max_tokens - 8)
+        computed, seconds = await self._prefill(text_sample(), count)
+        return computed / seconds
+
+    async def _prefill(self, text: str, max_tokens: int) -> tuple[int, float]:
+        """Tokens computed, and seconds that took."""
+        question = {
+            "model": self._model,
+            "prompt": text,
+            "truncate_prompt_tokens": max_tokens,
+            "max_tokens": 1,
+            "cache_salt": uuid.uuid4().hex,  # measured anew, and never found by anybody
+        }
+        started = time.monotonic()
+        try:
+            async with self._session.post(
+                f"{self._url}/v1/completions",
+                json=question,
+                timeout=aiohttp.ClientTimeout(total=PROMPT_S),
+            ) as response:
+                answer = await response.json(content_type=None)
+                usage = answer["usage"] if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
+            raise ConfigError(f"{self._url}: no answer to a prompt: {error!r}") from error
+        if usage is None:
+            raise ConfigError(f"{self._url}: status {response.status} for a prompt: {answer}")
+        return int(usage["prompt_tokens"]), time.monotonic() - started
+
+
+def text_sample() -> str:
+    """A few thousand words of real text that every installation has: our own source."""
+    folder = Path(__file__).parent
+    return "\n".join(path.read_text() for path in sorted(folder.glob("*.py")))[:40_000]

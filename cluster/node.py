@@ -1,0 +1,324 @@
+"""The node daemon: owns one node's pool, its links, its engines' socket and its place in the index.
+
+Puts the parts together and opens and closes them in order; each part is a file of its own. Plain
+asyncio, no Ray: an actor, a terminal or a test may host it.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Coroutine, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from prefixfleet.cluster.announcer import Announcer
+from prefixfleet.cluster.engine_questions import Hello
+from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
+from prefixfleet.cluster.links import Links
+from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
+from prefixfleet.cluster.node_http import NodeHttp
+from prefixfleet.cluster.node_stats import NodeStats
+from prefixfleet.cluster.peer_book import PeerBook
+from prefixfleet.cluster.pool_host import Kind, PoolHost
+from prefixfleet.cluster.pulls import Pull
+from prefixfleet.cluster.settings import NodeSettings
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
+from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.prefetch import Prefetch, prefetch_key
+from prefixfleet.store.records import NodeRecord
+from prefixfleet.transfer.pull import Puller, PullResult
+
+log = logging.getLogger(__name__)
+
+PEERS_S = 5.0
+"""How often the peers' addresses are read again, for the time when the index is away."""
+
+
+class NodeDaemon:
+    """One node of the fleet. Owned by one event loop; an async context manager.
+
+    Needs no engine and no index to start: without an engine it has no pool, without the index it
+    serves its own engines and joins later. `wait` returns when it is told to stop.
+    """
+
+    def __init__(
+        self, settings: NodeSettings, secret: bytes, index: PrefixIndex, links: Links
+    ) -> None:
+        self.settings = settings
+        self.stats = NodeStats()
+        self.url = ""
+        self._secret = secret
+        self._secret = secret
+        self._index = index
+        self._links = links
+        self._pool: _OpenPool | None = None
+        self._opening = asyncio.Lock()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stack = contextlib.AsyncExitStack()
+        self._peers = PeerBook(index.members, clock=time.monotonic)
+        self._announcer = Announcer(
+            index,
+            record=self.record,
+            resident=self._resident,
+            segments=self._segments,
+            joined=self._joined,
+            clock=time.monotonic,
+        )
+        self._engines = EngineServer(
+            settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
+        )
+        self._http = NodeHttp(key=prefetch_key(secret), status=self.status, prefetch=self._prefetch)
+
+    async def __aenter__(self) -> Self:
+        async with self._stack:
+            self._stack.enter_context(_only_daemon(self.settings))
+            self.url = await self._http.open(self.settings.host, self.settings.port)
+            self._stack.push_async_callback(self._http.close)
+            self._stack.push_async_callback(self._close_pool)
+            await self._engines.open()
+            self._stack.push_async_callback(self._engines.close)
+            self._start(self._announcer.run())
+            self._start(self._read_peers())
+            self._stack.push_async_callback(self._leave)
+            self._stack = self._stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._stack.aclose()
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of this life in the index; 0 before it has joined."""
+        return self._announcer.epoch
+
+    async def wait(self, stop: asyncio.Event) -> None:
+        """Return when ``stop`` is set; raises what ended one of the daemon's own loops."""
+        stopping = asyncio.create_task(stop.wait())
+        try:
+            await asyncio.wait({stopping, *self._loops}, return_when=asyncio.FIRST_COMPLETED)
+            for loop in self._loops:
+                if loop.done():
+                    loop.result()
+        finally:
+            stopping.cancel()
+
+    def record(self) -> NodeRecord:
+        """What the fleet is told of this node."""
+        return NodeRecord(
+            node=self.settings.name,
+            host=self.settings.host,
+            contacts=self._pool.host.contacts() if self._pool else {},
+            http=self.url,
+            stats=self.snapshot(),
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        """How the node stands: names, and numbers in the leaves."""
+        cache, announcer = self._pool.cache if self._pool else None, self._announcer
+        return {
+            "tiers": {"dram": self._pool.tier()} if self._pool else {},
+            "links": self._pool.measured() if self._pool else {},
+            "lanes": dict(self._pool.puller.lanes) if self._pool else {},
+            "served": dict(self._pool.host.server.counters) if self._pool else {},
+            "counters": self.stats.numbers(),
+            "cache": cache.numbers() if cache else NO_CACHE,
+            "index": {
+                "epoch": announcer.epoch,
+                "joins": announcer.joins,
+                "pending_blocks": announcer.pending,
+                "published_blocks": announcer.published_blocks,
+                "withdrawn_blocks": announcer.withdrawn_blocks,
+            },
+            "engines": self._engines.engines,
+            "refused_engines": self._engines.refused,
+            "degraded": self._degraded(),
+        }
+
+    def status(self) -> dict[str, Any]:
+        """Everything that ``/status`` shows."""
+        kind = self._pool.host.kind if self._pool else None
+        return {
+            "node": self.settings.name,
+            "pid": os.getpid(),
+            "epoch": self._announcer.epoch,
+            "namespace": asdict(kind.namespace) if kind else None,
+            "block_bytes": kind.layout.slot_bytes if kind else 0,
+            "contacts": self._pool.host.contacts() if self._pool else {},
+            "stats": self.snapshot(),
+            "outcomes": [asdict(outcome) for outcome in self.stats.outcomes],
+        }
+
+    async def _welcome(self, hello: Hello) -> tuple[NodeCache, dict[str, Any]]:
+        """Open the pool for the first engine, refuse one that does not fit it."""
+        kind = Kind.of(hello, self._secret)
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await self._open_pool(kind)
+                self._announcer.refresh()
+        host = self._pool.host
+        host.check_same(kind)
+        log.info("engine %s, %s of rank %d, is here", hello.engine, hello.role, hello.rank)
+        return self._pool.cache, {
+            "node": self.settings.name,
+            "epoch": host.life,
+            "pool_path": str(host.segment.path),
+            "pool_bytes": len(host.segment.view),
+            "hash_key": hash_key(self._secret),
+            "namespace_digest": kind.digest,
+        }
+
+    async def _open_pool(self, kind: Kind) -> "_OpenPool":
+        name, folder = self.settings.name, self.settings.runtime_dir
+        host = await asyncio.to_thread(  # reserving the memory takes a while
+            PoolHost.open,
+            kind,
+            SHARED_MEMORY / f"{pool_prefix(folder)}{name}",
+            self.settings.pool_bytes,
+            node=name,
+            on_corrupt=self._drop,
+        )
+        host.server.epoch = self._announcer.epoch
+        try:
+            await host.listen(list(self._links.by_name.values()), self.settings.host)
+        except BaseException:
+            await host.close()
+            raise
+        puller = Puller(
+            host.pool,
+            host.segment.view,
+            kind.layout,
+            links=self._links.by_name,
+            forced=self._links.forced,
+            rdma=self._links.rdma,
+        )
+        cache = NodeCache(
+            host.pool,
+            kind.layout.shards,
+            peers=self._peers,
+            announcer=self._announcer,
+            move=self._move,
+            examine=host.examine,
+            clock=time.monotonic,
+        )
+        self._start(cache.run())
+        return _OpenPool(host, cache, puller)
+
+    async def _move(self, pull: Pull) -> PullResult:
+        assert self._pool is not None
+        result = await self._pool.puller.pull(
+            pull.contacts,
+            namespace=self._pool.host.kind.digest,
+            epoch=pull.plan.source_epoch,
+            parent=pull.parent,
+            hashes=pull.hashes,
+            deadline=pull.deadline,
+            link=pull.plan.link or None,
+        )
+        self.stats.saw_pull(result)
+        return result
+
+    def _prefetch(self, hint: Prefetch) -> None:
+        if self._pool is None or hint.namespace != self._pool.host.kind.digest:
+            self.stats.refused_hints += 1
+            raise ProtocolError("prefetch: no engine of this namespace on this node")
+        self._pool.cache.claims.start_early(hint.chain, hint.plan)
+
+    def _joined(self, epoch: int) -> None:
+        if self._pool is not None:
+            self._pool.host.server.epoch = epoch
+
+    def _resident(self) -> Iterator[BlockHash]:
+        return (block for block, _ in self._pool.host.pool.resident()) if self._pool else iter(())
+
+    def _segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
+        return self._pool.host.pool.segments_of(hashes) if self._pool else {}
+
+    def _drop(self, block: BlockHash) -> None:
+        assert self._pool is not None
+        self._pool.cache.drop(block)
+
+    def _degraded(self) -> list[str]:
+        modes = [f"link {name}: {why}" for name, why in self._links.missing.items()]
+        if self._announcer.degraded:
+            modes.append(self._announcer.degraded)
+        return modes
+
+    def _start(self, loop: Coroutine[Any, Any, None]) -> None:
+        self._loops.append(asyncio.create_task(loop))
+
+    async def _read_peers(self) -> None:
+        while True:
+            await self._peers.refresh()
+            await asyncio.sleep(PEERS_S)
+
+    async def _leave(self) -> None:
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        with contextlib.suppress(IndexUnavailable):  # then the lease ends by itself
+            await self._announcer.leave()
+
+    async def _close_pool(self) -> None:
+        if self._pool is not None:
+            await self._pool.cache.close()
+            await self._pool.puller.close()
+            await self._pool.host.close()
+        for link in self._links.by_name.values():
+            await link.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenPool:
+    host: PoolHost
+    cache: NodeCache
+    puller: Puller
+
+    def tier(self) -> dict[str, int]:
+        """Slots of the pool by what they are used for, and their size."""
+        size = self.host.kind.layout.slot_bytes
+        return asdict(self.host.pool.counts()) | {
+            "slots": self.host.pool.num_slots,
+            "slot_bytes": size,
+        }
+
+    def measured(self) -> dict[str, dict[str, Any]]:
+        """By source: the link used most, its speed, and all links; the router reads the speed."""
+        speeds = {}
+        for source, links in self.puller.estimates.as_dict().items():
+            name = max(links, key=lambda link: links[link]["pulls"])
+            speeds[source] = {"link": name, **links[name], "links": links}
+        return speeds
+
+
+@contextlib.contextmanager
+def _only_daemon(settings: NodeSettings) -> Iterator[None]:
+    """Hold the node's name in its folder, and remove what a dead daemon of that name left.
+
+    The lock file stays: to remove it would let two daemons hold two files of one name.
+    """
+    try:
+        settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = settings.runtime_dir / f"{settings.name}.lock"
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(
+            f"node {settings.name}: {error}; set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that "
+            "can be written"
+        ) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        (SHARED_MEMORY / f"{pool_prefix(settings.runtime_dir)}{settings.name}").unlink(True)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError(
+            f"a daemon of node {settings.name!r} already runs in {settings.runtime_dir}; "
+            "set PREFIXFLEET_NODE_NAME so that every daemon has its own"
+        ) from error
+    finally:
+        os.close(fd)

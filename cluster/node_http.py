@@ -1,0 +1,91 @@
+"""The daemon's HTTP face: /health, /status, /metrics for people, /prefetch for routers.
+
+Reads what the daemon knows and starts what a signed hint asks for; decides nothing.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from prefixfleet.cluster.node_stats import render_metrics
+from prefixfleet.store.errors import ConfigError, Overloaded, PeerRefused, ProtocolError
+from prefixfleet.store.prefetch import (
+    MAX_PREFETCH_BYTES,
+    PREFETCH_PATH,
+    SIGNATURE_HEADER,
+    Prefetch,
+    open_prefetch,
+)
+
+SHUTDOWN_S = 2.0
+
+
+class NodeHttp:
+    """Owned by the daemon's event loop. ``status`` gives what the daemon knows; ``prefetch``
+    starts a pull and raises `Overloaded` or `ProtocolError`."""
+
+    def __init__(
+        self,
+        *,
+        key: bytes,
+        status: Callable[[], dict[str, Any]],
+        prefetch: Callable[[Prefetch], None],
+    ) -> None:
+        self._key = key
+        self._status = status
+        self._prefetch = prefetch
+        app = web.Application(client_max_size=MAX_PREFETCH_BYTES)
+        app.router.add_get("/health", self._get_health)
+        app.router.add_get("/status", self._get_status)
+        app.router.add_get("/metrics", self._get_metrics)
+        app.router.add_post(PREFETCH_PATH, self._post_prefetch)
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+
+    async def open(self, host: str, port: int) -> str:
+        """Listen; the base URL. Raises `ConfigError` if the address cannot be used."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"node's HTTP on {host}:{port}: {error.strerror}; set PREFIXFLEET_NODE_HOST and "
+                "PREFIXFLEET_NODE_PORT (0 takes a free one)"
+            ) from error
+        bound = self._runner.addresses[0][1]
+        return f"http://[{host}]:{bound}" if ":" in host else f"http://{host}:{bound}"
+
+    async def close(self) -> None:
+        """Stop listening."""
+        await self._runner.cleanup()
+
+    async def _get_health(self, _: web.Request) -> web.Response:
+        degraded = self._status()["stats"]["degraded"]
+        return web.json_response({"status": "degraded" if degraded else "ok", "degraded": degraded})
+
+    async def _get_status(self, _: web.Request) -> web.Response:
+        return web.json_response(self._status())
+
+    async def _get_metrics(self, _: web.Request) -> web.Response:
+        return web.Response(
+            body=render_metrics(self._status()["stats"]),
+            headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
+        )
+
+    async def _post_prefetch(self, request: web.Request) -> web.Response:
+        signature = request.headers.get(SIGNATURE_HEADER, "")
+        try:
+            self._prefetch(open_prefetch(await request.read(), signature, self._key))
+        except PeerRefused as error:
+            return _refusal(403, error)
+        except ProtocolError as error:
+            return _refusal(400, error)
+        except Overloaded as error:
+            return _refusal(429, error)
+        return web.json_response({}, status=202)
+
+
+def _refusal(status: int, error: Exception) -> web.Response:
+    return web.json_response({"error": str(error)}, status=status)

@@ -1,0 +1,115 @@
+"""What a node has done and how it stands: counters and recent outcomes.
+
+One snapshot of plain numbers and names feeds the node's record in the index, `/status` and
+`/metrics` alike. Must not know HTTP.
+"""
+
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from prefixfleet.store.records import Outcome
+from prefixfleet.transfer.pull import PullResult
+
+KEPT_OUTCOMES = 256
+MAX_REASONS = 32
+"""Labels of failures are kept to so many, whatever peers answer."""
+OTHER_REASON = "other"
+
+
+@dataclass(slots=True)
+class NodeStats:
+    """Counters of one life of a daemon. Owned by its event loop."""
+
+    requests: int = 0
+    blocks: Counter[str] = field(default_factory=Counter)  # by where they came from
+    pulls: int = 0
+    pulled_bytes: int = 0
+    failures: Counter[str] = field(default_factory=Counter)  # by reason
+    refused_hints: int = 0
+    outcomes: deque[Outcome] = field(default_factory=lambda: deque(maxlen=KEPT_OUTCOMES))
+
+    def saw_outcome(self, outcome: Outcome) -> None:
+        """An engine says what became of a request's prefix."""
+        self.requests += 1
+        self.outcomes.append(outcome)
+        reused = outcome.engine_blocks + outcome.local_blocks + outcome.pulled_blocks
+        self.blocks["engine"] += outcome.engine_blocks
+        self.blocks["local"] += outcome.local_blocks
+        self.blocks["pulled"] += outcome.pulled_blocks
+        self.blocks["recomputed"] += max(0, outcome.prompt_blocks - reused)
+
+    def saw_pull(self, pulled: PullResult) -> None:
+        """A pull of this node ended."""
+        self.pulls += 1
+        self.pulled_bytes += pulled.bytes
+        if pulled.failure:
+            known = pulled.failure in self.failures or len(self.failures) < MAX_REASONS
+            self.failures[pulled.failure if known else OTHER_REASON] += 1
+
+    def numbers(self) -> dict[str, Any]:
+        """The counters, for the node's record."""
+        return {
+            "requests": self.requests,
+            "blocks": dict(self.blocks),
+            "pulls": self.pulls,
+            "pulled_bytes": self.pulled_bytes,
+            "pull_failures": dict(self.failures),
+            "refused_hints": self.refused_hints,
+        }
+
+
+def render_metrics(snapshot: dict[str, Any]) -> bytes:
+    """A node's snapshot as Prometheus text."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(snapshot))
+    return generate_latest(registry)
+
+
+class _Collector:
+    def __init__(self, snapshot: dict[str, Any]) -> None:
+        self._snapshot = snapshot
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self._snapshot
+        counters, index = stats["counters"], stats["index"]
+        yield _labelled("slots", "Slots of the pool", "state", stats["tiers"].get("dram", {}))
+        yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
+        yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
+        for name, text in (("pulls", "Pulls"), ("pulled_bytes", "Bytes pulled from peers")):
+            yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
+        for name in ("committed_blocks", "evicted_blocks", "pool_full"):
+            yield CounterMetricFamily(
+                f"prefixfleet_node_{name}", name.replace("_", " "), value=stats["cache"][name]
+            )
+        for name in ("epoch", "pending_blocks"):
+            yield GaugeMetricFamily(
+                f"prefixfleet_node_{name}", name.replace("_", " "), value=index[name]
+            )
+        yield GaugeMetricFamily(
+            "prefixfleet_node_engines", "Engine connections", value=stats["engines"]
+        )
+        yield GaugeMetricFamily(
+            "prefixfleet_node_degraded", "Degraded modes now", value=len(stats["degraded"])
+        )
+
+
+def _labelled(name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+    metric = GaugeMetricFamily(f"prefixfleet_node_{name}", text, labels=[label])
+    for key, value in values.items():
+        metric.add_metric([key], value)
+    return metric
+
+
+def _counted(name: str, text: str, label: str, values: dict[str, float]) -> Metric:
+    metric = CounterMetricFamily(f"prefixfleet_node_{name}", text, labels=[label])
+    for key, value in values.items():
+        metric.add_metric([key], value)
+    return metric

@@ -1,0 +1,187 @@
+"""A worker: supervises one engine, tells the fleet that it serves, and starts it again.
+
+Must not know Ray or what an engine does with blocks; it meets the node's daemon over HTTP only.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Mapping
+from typing import Any, TypeVar
+
+import aiohttp
+
+from prefixfleet.cluster.child import Child
+from prefixfleet.cluster.engine_command import engine_command, engine_environ
+from prefixfleet.cluster.engine_probe import EngineProbe
+from prefixfleet.cluster.ports import hold_port
+from prefixfleet.cluster.settings import WorkerSettings
+from prefixfleet.store.errors import ConfigError, FleetError, IndexUnavailable
+from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.registry import WorkerRegistry
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+START_S = 300.0
+"""The longest an engine may take from its start to its first answer."""
+RENEW_S = 1.0
+LEASE_S = 3.0
+SILENT_S = 60.0
+"""An engine that does not answer /health for so long is started again."""
+STOP_S = 15.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
+STEADY_S = 120.0
+"""An engine that served for so long is restarted without the pauses of earlier crashes."""
+
+
+class EngineFailed(FleetError):
+    """The engine ended, or does not answer; says why as far as its log does."""
+
+
+class Worker:
+    """One engine and what is said of it. Owned by one event loop; `run` until cancelled.
+
+    ``ready`` holds the record once the engine serves; it raises what stopped the first start.
+    """
+
+    def __init__(
+        self, settings: WorkerSettings, index: PrefixIndex, registry: WorkerRegistry
+    ) -> None:
+        self._settings = settings
+        self._index = index
+        self._registry = registry
+        self._url = ""
+        self.ready: asyncio.Future[WorkerRecord] = asyncio.get_running_loop().create_future()
+        self.starts = 0
+
+    async def run(self) -> None:
+        """Keep the engine serving. Raises `EngineFailed` or `ConfigError` if it never did."""
+        pause_s = FIRST_PAUSE_S
+        with hold_port(self._settings.host, self._settings.port) as held:
+            self._url = _url(self._settings.host, held.getsockname()[1])
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._serve_once(held.getsockname()[1])
+                except (EngineFailed, ConfigError) as error:
+                    if not self.ready.done():
+                        self.ready.set_exception(error)
+                        raise
+                    log.error("engine %s: %s", self._settings.name, error)
+                if time.monotonic() - began > STEADY_S:
+                    pause_s = FIRST_PAUSE_S
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+
+    async def _serve_once(self, port: int) -> None:
+        """One life of the engine, from its start to its end."""
+        self.starts += 1
+        async with self._engine(port) as child, aiohttp.ClientSession() as session:
+            probe = EngineProbe(self._url, self._settings.model_name, session)
+            record = await self._come_up(child, probe, session)
+            if not self.ready.done():
+                self.ready.set_result(record)
+            await self._stay_up(child, probe, record)
+
+    @contextlib.asynccontextmanager
+    async def _engine(self, port: int) -> AsyncIterator[Child]:
+        child = await Child.start(
+            engine_command(self._settings, port),
+            environ=engine_environ(self._settings, os.environ),
+            log_file=self._settings.log_file,
+        )
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(IndexUnavailable):  # then its lease ends by itself
+                await self._registry.withdraw(self._settings.name)
+            await child.stop(STOP_S)
+
+    async def _come_up(
+        self, child: Child, probe: EngineProbe, session: aiohttp.ClientSession
+    ) -> WorkerRecord:
+        try:
+            async with asyncio.timeout(START_S):
+                await _unless_ended(child, probe.wait_healthy())
+                speed = await _unless_ended(
+                    child, probe.prefill_tokens_per_s(self._settings.max_model_tokens)
+                )
+                status = await _unless_ended(child, self._node_status(session))
+        except TimeoutError:
+            raise EngineFailed(
+                f"did not serve within {START_S:g} s; end of {child.log_file}:\n{child.log_tail()}"
+            ) from None
+        log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)
+        return self._record(status, speed)
+
+    async def _stay_up(self, child: Child, probe: EngineProbe, record: WorkerRecord) -> None:
+        """Renew while it answers. Raises `EngineFailed` when it ended or fell silent."""
+        answered = time.monotonic()
+        while True:
+            if await _unless_ended(child, probe.healthy()):
+                answered = time.monotonic()
+                await self._announce(record)
+            elif time.monotonic() - answered > SILENT_S:
+                raise EngineFailed(f"does not answer {self._url}/health for {SILENT_S:g} s")
+            await _unless_ended(child, asyncio.sleep(RENEW_S))
+
+    async def _announce(self, record: WorkerRecord) -> None:
+        try:
+            await self._registry.announce(record, ttl_s=LEASE_S)
+        except IndexUnavailable as error:
+            log.debug("worker %s not announced: %s", record.worker, error)
+
+    async def _node_status(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """What the node's daemon says of the engine, once its connector has said hello."""
+        why = "no daemon of that name in the index"
+        while True:
+            try:
+                for member, record in await self._index.members():
+                    if member.node == self._settings.node:
+                        async with session.get(f"{record.http}/status") as response:
+                            status: dict[str, Any] = await response.json()
+                        if status["namespace"]:
+                            return status
+                        why = "the engine's connector has not said hello"
+            except (IndexUnavailable, aiohttp.ClientError) as error:
+                why = str(error)
+            log.debug("node %s: %s", self._settings.node, why)
+            await asyncio.sleep(RENEW_S)
+
+    def _record(self, status: Mapping[str, Any], speed: float) -> WorkerRecord:
+        return WorkerRecord(
+            worker=self._settings.name,
+            node=self._settings.node,
+            url=self._url,
+            model=self._settings.model_name,
+            model_path=str(self._settings.model),
+            namespace=status["namespace"],
+            block_bytes=status["block_bytes"],
+            max_model_tokens=self._settings.max_model_tokens,
+            prefill_tokens_per_s=speed,
+        )
+
+
+async def _unless_ended(child: Child, work: Awaitable[T]) -> T:
+    """Result of ``work``. Raises `EngineFailed` as soon as the engine ends."""
+    task, end = asyncio.ensure_future(work), asyncio.ensure_future(child.wait())
+    try:
+        await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise EngineFailed(
+            f"ended with status {end.result()}; end of {child.log_file}:\n{child.log_tail()}"
+        )
+    finally:
+        task.cancel()
+        end.cancel()
+        await asyncio.gather(task, end, return_exceptions=True)
+
+
+def _url(host: str, port: int) -> str:
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -38,6 +38,7 @@ class Run:
     figures: Figures = field(default_factory=Figures)
     hit_rate: dict[str, float] = field(default_factory=dict)
     first_answer_s: float = 0.0
+    memory: dict[str, list[int]] = field(default_factory=dict)  # resident bytes by kind
 
     @property
     def errors(self) -> list[str]:
@@ -107,6 +108,7 @@ def report(run: Run) -> dict[str, Any]:
         "link": figures.auto_link,
         "hit_rate": {key: run.hit_rate.get(key, 0.0) for key in ("mean", "p50", "p90", "p99")},
         "first_answer_s": run.first_answer_s,
+        "resident_mib": {k: [size >> 20 for size in v] for k, v in run.memory.items()},
     }
 
 
@@ -129,6 +131,9 @@ def show(run: Run, console: Console) -> None:
         "hit rate of the conversation: "
         + ", ".join(f"{key} {value:.2f}" for key, value in figures["hit_rate"].items())
     )
+    console.print(f"first answer {run.first_answer_s:.0f} s after the start")
+    for kind, sizes in figures["resident_mib"].items():
+        console.print(f"  {kind}: {' + '.join(map(str, sizes))} MiB resident")
     for problem in [*run.errors, *run.figures.different, *_different(run.turns)]:
         console.print(problem, style="red", markup=False)
 

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
@@ -106,6 +107,10 @@ class RunDir:
     def forget(self) -> None:
         """Remove what was written about the run."""
         (self.path / _STATE).unlink(missing_ok=True)
+
+    def remove(self) -> None:
+        """Remove the folder with everything in it: the fleet will not come again."""
+        shutil.rmtree(self.path, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)

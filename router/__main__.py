@@ -1,5 +1,6 @@
 """``prefixfleet-router``: one router process on one port."""
 
+import argparse
 import asyncio
 import contextlib
 import logging
@@ -23,6 +24,11 @@ DRAIN_S = 10.0  # streams get this long to end after a signal to stop
 
 def main() -> None:
     """Run until SIGTERM or SIGINT. Exits with 2 on a wrong setting, after saying which."""
+    argparse.ArgumentParser(
+        prog="prefixfleet-router",
+        description="The router. Its settings are PREFIXFLEET_* and PREFIXFLEET_ROUTER_* "
+        "variables of the environment.",
+    ).parse_args()
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )

@@ -1,0 +1,207 @@
+"""What the subcommands of ``prefixfleet`` do. Each returns the exit status."""
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from rich.console import Console
+
+from prefixfleet.cluster.leftovers import end_processes, remove_files
+from prefixfleet.cluster.run_state import RunDir, RunState, StateHome
+from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.settings import FleetSettings
+
+if TYPE_CHECKING:
+    from prefixfleet.cluster.up import Wish
+
+START_S = 600.0
+DOWN_S = 90.0
+LOOK_S = 0.1
+
+console = Console(stderr=True)
+
+
+def up(options: argparse.Namespace) -> int:
+    """Start a fleet; serve until told to stop, or leave it running with ``--detach``."""
+    directory = _directory()
+    directory.create()
+    if options.detach:
+        return _detach(directory, options)
+    with ExitStack() as stack:
+        directory.lock()
+        stack.callback(directory.unlock)
+        return asyncio.run(_serve(directory, options))
+
+
+async def _serve(directory: RunDir, options: argparse.Namespace) -> int:
+    from prefixfleet.cluster.up import Supervisor  # noqa: PLC0415 - `--help` must not need it
+
+    stop = _stop_event()
+    wish = await asyncio.to_thread(_wish, options)
+    async with Supervisor(wish, directory, _say) as supervisor:
+        console.print(f"ready: {supervisor.state.endpoint}/v1")
+        await supervisor.wait(stop)
+        _say("stopping")
+    return 0
+
+
+def _wish(options: argparse.Namespace) -> "Wish":
+    from prefixfleet.cluster.model import default_cache_dir, demo_model  # noqa: PLC0415
+    from prefixfleet.cluster.up import Wish  # noqa: PLC0415
+
+    model = options.model or demo_model(default_cache_dir(), _say)
+    fleet = FleetSettings.read().fleet
+    return Wish(
+        fleet=fleet, nodes=options.nodes, model=Path(model).absolute(),
+        redis_url=options.redis or "", port=options.port,
+    )  # fmt: skip
+
+
+def _detach(directory: RunDir, options: argparse.Namespace) -> int:
+    """Run ``up`` in a session of its own, and wait until it serves or has failed."""
+    state = directory.read()
+    if state and state.supervisor_alive():
+        raise ConfigError(f"a fleet is already up at {state.endpoint}; `prefixfleet down` stops it")
+    directory.forget()
+    command = [sys.executable, "-m", "prefixfleet.cluster", "up", *_arguments(options)]
+    log_file = directory.logs / "up.log"
+    with log_file.open("ab") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    with console.status("starting the fleet"):
+        state = _until_settled(directory, child)
+    if state is None or state.phase != "ready":
+        why = state.error if state else "it ended at once"
+        raise ConfigError(f"the fleet did not start: {why}; see {log_file}")
+    sys.stdout.write(f"{state.endpoint}/v1\n")
+    return 0
+
+
+def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunState | None:
+    deadline = time.monotonic() + START_S
+    while child.poll() is None and time.monotonic() < deadline:
+        state = directory.read()
+        if state and state.phase != "starting":
+            return state
+        time.sleep(LOOK_S)
+    return directory.read()
+
+
+def _arguments(options: argparse.Namespace) -> list[str]:
+    arguments = ["--nodes", str(options.nodes), "--port", str(options.port)]
+    arguments += ["--model", str(options.model)] if options.model else []
+    return arguments + (["--redis", options.redis] if options.redis else [])
+
+
+def down(options: argparse.Namespace) -> int:
+    """Stop what ``up`` started, and nothing else; clean up after a supervisor that died."""
+    directory = _directory()
+    state = directory.read()
+    if state is None:
+        console.print(f"no fleet {directory.path.name!r} is up")
+        return 0
+    if state.supervisor_alive():
+        os.kill(state.supervisor, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_S
+        with console.status("stopping the fleet"):
+            while state.supervisor_alive() and time.monotonic() < deadline:
+                time.sleep(LOOK_S)
+    left = end_processes(state.run, 5.0)
+    files = remove_files(Path(state.runtime_dir)) if state.runtime_dir else []
+    if left or files:
+        raise ConfigError(f"could not end processes {left} or remove {files}")
+    directory.forget()
+    console.print(f"fleet {directory.path.name!r} is down")
+    return 0
+
+
+def status(options: argparse.Namespace) -> int:
+    """Show what runs."""
+    from prefixfleet.cluster.status import read_status, show_status  # noqa: PLC0415
+
+    found = asyncio.run(read_status(_directory()))
+    if options.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+    else:
+        show_status(found, Console())
+    return 0
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Start a fleet of two, show what sharing gains, and stop it; 1 if any answer differs."""
+    started = time.monotonic()
+    directory = StateHome.of_user().fleet(f"demo-{os.getpid()}")
+    directory.create()
+    directory.lock()
+    try:
+        code = asyncio.run(_demo(directory, options, started))
+    except ConfigError as error:
+        raise ConfigError(f"{error}\nlogs: {directory.logs}") from error
+    finally:
+        directory.unlock()
+    directory.remove()
+    return code
+
+
+async def _demo(directory: RunDir, options: argparse.Namespace, started: float) -> int:
+    from prefixfleet.cluster import demo as shown  # noqa: PLC0415
+    from prefixfleet.cluster.demo_memory import resident_bytes  # noqa: PLC0415
+    from prefixfleet.cluster.up import Supervisor  # noqa: PLC0415
+    from prefixfleet.store.redis_index import RedisIndex  # noqa: PLC0415
+    from prefixfleet.store.registry import WorkerRegistry  # noqa: PLC0415
+
+    stop = _stop_event()
+    options.nodes, options.redis, options.port = 2, None, 0
+    wish = await asyncio.to_thread(_wish, options)
+    async with Supervisor(wish, directory, _say) as fleet:
+        index = RedisIndex(fleet.state.redis_url, wish.fleet)
+        registry = WorkerRegistry(fleet.state.redis_url, wish.fleet)
+        running = asyncio.ensure_future(
+            shown.run_demo(fleet.state.endpoint, index, registry, console, started)
+        )
+        stopping = asyncio.ensure_future(stop.wait())
+        try:
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not running.done():
+                return 130
+            run = running.result()
+            run.memory = resident_bytes(fleet.state.run)
+        finally:
+            running.cancel()
+            stopping.cancel()
+            await asyncio.gather(running, stopping, return_exceptions=True)
+            await index.close()
+            await registry.close()
+    if not options.json:
+        shown.show(run, Console())
+    return shown.finish(run)
+
+
+def pass_on(module: str, arguments: Sequence[str]) -> NoReturn:
+    """Run another of our programs in this process's place."""
+    os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _stop_event() -> asyncio.Event:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+def _directory() -> RunDir:
+    return StateHome.of_user().fleet(FleetSettings.read().fleet)
+
+
+def _say(what: str) -> None:
+    console.print(what, markup=False)

@@ -1,0 +1,110 @@
+"""``prefixfleet status``: what runs, how it stands, and what is degraded. Reads, changes nothing."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.table import Table
+
+from prefixfleet.cluster.run_state import RunDir
+from prefixfleet.store.errors import ConfigError
+
+ASK_S = 5.0
+
+
+async def read_status(directory: RunDir) -> dict[str, Any]:
+    """The fleet's own notes and its router's view, as JSON.
+
+    Raises:
+        ConfigError: no fleet of that name runs here, or its router does not answer.
+    """
+    state = directory.read()
+    if state is None or not state.supervisor_alive():
+        raise ConfigError(
+            f"no fleet {directory.path.name!r} runs here; start one with `prefixfleet up`"
+        )
+    fleet = {"fleet": directory.path.name, "phase": state.phase, "endpoint": state.endpoint}
+    if not state.endpoint:
+        return {**fleet, "nodes": [], "workers": [], "degraded": [], "hit_rate": {}}
+    return fleet | await _router_status(state.endpoint)
+
+
+async def _router_status(endpoint: str) -> dict[str, Any]:
+    try:
+        async with asyncio.timeout(ASK_S), aiohttp.ClientSession() as session:
+            async with session.get(f"{endpoint}/status") as response:
+                status: dict[str, Any] = await response.json()
+                return status
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise ConfigError(
+            f"the router at {endpoint} does not answer ({type(error).__name__}); "
+            "see router.log in the fleet's folder, or `prefixfleet down` and `up` again"
+        ) from error
+
+
+def show_status(status: Mapping[str, Any], console: Console) -> None:
+    """The status as tables."""
+    console.print(f"fleet {status['fleet']}: {status['phase']}, {status['endpoint']}/v1")
+    console.print(_nodes(status["nodes"]))
+    if any(_links(node) for node in status["nodes"]):
+        console.print(_link_table(status["nodes"]))
+    console.print(_workers(status["workers"]))
+    rate = status["hit_rate"]
+    if rate:
+        shown = ", ".join(f"{k} {rate[k]:.2f}" for k in ("mean", "p50", "p90", "p99") if k in rate)
+        console.print(f"hit rate of {rate.get('count', 0)} requests: {shown}")
+    for mode in status["degraded"]:
+        console.print(f"degraded: {mode['reason']}; {mode['remedy']}", style="yellow", markup=False)
+    for node in status["nodes"]:
+        for why in node["stats"].get("degraded", []):
+            console.print(f"degraded: {node['node']}: {why}", style="yellow", markup=False)
+
+
+def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("node", "epoch", "lease", "tier", "blocks", "of", "pinned", "GiB", "engines")
+    for node in nodes:
+        lease = "suspect" if node["suspect"] else "held"
+        stats = node["stats"]
+        for name, tier in (stats.get("tiers") or {"-": {}}).items():
+            size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
+            table.add_row(
+                node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
+                str(tier.get("slots", 0)), str(tier.get("pinned", 0)), f"{size:.2f}",
+                str(stats.get("engines", 0)),
+            )  # fmt: skip
+    return table
+
+
+def _links(node: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+    found = []
+    for source, measured in node["stats"].get("links", {}).items():
+        for name, speed in measured.get("links", {}).items():
+            found.append((source, name, speed))
+    return found
+
+
+def _link_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("to", "from", "link", "lanes", "MB/s", "set-up ms", "pulls")
+    for node in nodes:
+        lanes = node["stats"].get("lanes", {})
+        for source, name, speed in _links(node):
+            table.add_row(
+                node["node"], source, name, lanes.get(name, ""),
+                f"{speed.get('bytes_per_s', 0) / 1e6:.0f}", f"{speed.get('setup_s', 0) * 1e3:.1f}",
+                str(speed.get("pulls", 0)),
+            )  # fmt: skip
+    return table
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("worker", "node", "model", "state", "waiting", "decoding", "url")
+    for worker in workers:
+        load = worker["load"]
+        state = worker["state"] + (f": {worker['reason']}" if worker["reason"] else "")
+        table.add_row(
+            worker["worker"], worker["node"], worker["model"], state,
+            str(load["queued_requests"]), str(load["decoding"]), worker["url"],
+        )  # fmt: skip
+    return table

@@ -20,11 +20,11 @@ from prefixfleet.router.feed import Feed
 from prefixfleet.router.hints import Hints
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.parity import check_parity
+from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.turns import Turns
-from prefixfleet.router.upstream import upstream_session
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import PrefixIndex
@@ -71,6 +71,10 @@ class Router:
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
         self._tokens: dict[Path, Tokens] = {}
+        self.pool = Pool(
+            connect_timeout_s=settings.connect_timeout_s,
+            silence_timeout_s=settings.silence_timeout_s,
+        )
         self._open = AsyncExitStack()
         self.session: aiohttp.ClientSession
         self.hints: Hints
@@ -78,12 +82,8 @@ class Router:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
-            self.session = await stack.enter_async_context(
-                upstream_session(
-                    connect_timeout_s=self.settings.connect_timeout_s,
-                    silence_timeout_s=self.settings.silence_timeout_s,
-                )
-            )
+            self.session = await stack.enter_async_context(aiohttp.ClientSession())
+            stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
             for loop in (self.feed.run(), self.roster.run()):

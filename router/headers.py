@@ -45,10 +45,5 @@ def _kept(headers: Mapping[str, str], dropped: set[str]) -> Iterable[tuple[str, 
     out = _HOP_BY_HOP | dropped | named
     for name, value in headers.items():
         lower = name.lower()
-        if lower not in out and not lower.startswith(OURS) and _is_encodable(value):
+        if lower not in out and not lower.startswith(OURS):
             yield name, value
-
-
-def _is_encodable(value: str) -> bool:
-    """Bytes that are no UTF-8 arrive as lone surrogates and cannot be sent again."""
-    return value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)

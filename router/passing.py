@@ -26,12 +26,12 @@ async def pass_on(
     Raises:
         WorkerLost: the worker broke off an answer of which the client has nothing yet.
     """
-    headers = to_client(answer.response.headers, ours)
-    length = answer.response.content_length
+    headers = to_client(answer.headers, ours)
+    length = answer.content_length
     if length is not None and length <= MAX_HELD_BYTES:
         body = await _whole(answer)
         headers.popall("Content-Length", None)
-        return web.Response(status=answer.response.status, headers=headers, body=body), body
+        return web.Response(status=answer.status, headers=headers, body=body), body
     return await _stream(answer, request, headers), b""
 
 
@@ -39,15 +39,13 @@ async def _whole(answer: Answer) -> bytes:
     try:
         return b"".join([answer.first, *[chunk async for chunk in answer.rest()]])
     except StreamBroken as error:
-        raise WorkerLost("disconnected", f"{answer.response.url}: {error}") from error
+        raise WorkerLost("disconnected", f"{answer.url}: {error}") from error
 
 
 async def _stream(
     answer: Answer, request: web.Request, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    response = web.StreamResponse(
-        status=answer.response.status, reason=answer.response.reason, headers=headers
-    )
+    response = web.StreamResponse(status=answer.status, headers=headers)
     await response.prepare(request)
     end = answer.first
     try:
@@ -70,8 +68,8 @@ async def _break_off(
     error: StreamBroken,
 ) -> None:
     """Tell the client what happened, then close without the end that a complete answer has."""
-    log.warning("%s broke off its answer: %s", answer.response.url, error)
-    if answer.response.content_type == "text/event-stream" and end.endswith((b"\n\n", b"\r\n\r\n")):
+    log.warning("%s broke off its answer: %s", answer.url, error)
+    if answer.is_event_stream and end.endswith((b"\n\n", b"\r\n\r\n")):
         told = UpstreamFailed("the worker failed in the middle of its answer; ask again")
         await response.write(b"data: " + error_body(told) + b"\n\n")
     if request.transport:

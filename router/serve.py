@@ -118,15 +118,15 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
         ) as charge,
     ):
         async with ask(
-            router.session,
-            request.method,
-            worker.record.url + request.rel_url.raw_path_qs,
+            router.pool,
+            worker.record.url,
+            request.rel_url.raw_path_qs,
             to_worker(request.headers, passage.id),
             _body_with_plan(passage, dispatched),
         ) as answer:
             charge.first_byte(router.clock())
             router.turns.look()
-            if answer.response.status == 200:
+            if answer.status == 200:
                 passage.note_first_byte(dispatched, charge)
             response, whole = await pass_on(answer, request, passage.headers(dispatched))
     if response.status == 200:

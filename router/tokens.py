@@ -38,8 +38,9 @@ class Tokens:
 
     def of_text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a completion's prompt. Releases the GIL."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return list(encoding.ids)
+        # The form without offsets: it takes two thirds of the time
+        encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encodings[0].ids)
 
     def of_chat(self, text: str) -> Rendered:
         """Token ids of a rendered chat; what an earlier turn has in common is not done again."""

@@ -5,18 +5,15 @@ may be sent again: once on the same worker if it met a connection that the worke
 closed, else on another worker.
 """
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 
-import aiohttp
 from multidict import CIMultiDict
 
-KEEP_ALIVE_S = 4.0
-"""Idle connections are closed after this. vLLM and SGLang close theirs after 5 s: be first."""
+from prefixfleet.router.connection import Connection, ConnectionClosed
+from prefixfleet.router.framing import Head
+from prefixfleet.router.pool import Pool
 
 RETRY_STATUSES = {502, 503, 504}
 
@@ -37,100 +34,99 @@ class StreamBroken(Exception):
 class Answer:
     """An upstream answer whose first bytes are there: ``first`` is empty only if all is."""
 
-    response: aiohttp.ClientResponse
+    url: str
+    status: int
+    headers: CIMultiDict[str]
     first: bytes
+    _connection: Connection
 
     async def rest(self) -> AsyncIterator[bytes]:
         """What follows ``first``, as it arrives. Raises `StreamBroken`."""
         try:
-            async for chunk in self.response.content.iter_any():
+            while chunk := await self._connection.read():
                 yield chunk
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            raise StreamBroken(f"{type(error).__name__}: {error}") from error
+        except ConnectionClosed as error:
+            raise StreamBroken(str(error)) from error
 
+    @property
+    def content_length(self) -> int | None:
+        """Bytes of the whole body, where the worker said so."""
+        length = self.headers.get("Content-Length")
+        return int(length) if length else None
 
-def upstream_session(
-    *, connect_timeout_s: float, silence_timeout_s: float
-) -> aiohttp.ClientSession:
-    """The router's one client: no limit on connections, answers passed on as they are."""
-    trace = aiohttp.TraceConfig()
-    trace.on_connection_reuseconn.append(_note_reuse)
-    return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_S),
-        timeout=aiohttp.ClientTimeout(
-            total=None, sock_connect=connect_timeout_s, sock_read=silence_timeout_s
-        ),
-        auto_decompress=False,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
-        trace_configs=[trace],
-    )
+    @property
+    def is_event_stream(self) -> bool:
+        """Whether the body is a stream of server-sent events."""
+        return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
 @asynccontextmanager
 async def ask(
-    session: aiohttp.ClientSession, method: str, url: str, headers: CIMultiDict[str], body: bytes
+    pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes
 ) -> AsyncIterator[Answer]:
-    """The worker's answer with its first bytes. Leaving the block early cancels it upstream.
+    """The answer of the worker at ``url`` to a POST, with its first bytes.
+
+    Leaving the block early closes the connection: the engine sees it and aborts.
 
     Raises:
         WorkerLost: nothing came back; another worker may be asked.
     """
-    response = await _send(session, method, url, headers, body)
+    request = _encode(pool, url, path, headers, body)
+    connection, head = await _send(pool, url, request)
     try:
-        if response.status in RETRY_STATUSES:
-            raise WorkerLost("status", f"{url}: status {response.status}")
-        yield Answer(response, await _first_bytes(response, url))
-    finally:
-        # closes the connection unless the whole answer was read: the engine sees it and aborts
-        response.release() if response.content.is_eof() else response.close()
-
-
-async def _send(
-    session: aiohttp.ClientSession, method: str, url: str, headers: CIMultiDict[str], body: bytes
-) -> aiohttp.ClientResponse:
-    for attempt in (1, 2):
-        seen = SimpleNamespace(reused=False)
+        if head.status in RETRY_STATUSES:
+            raise WorkerLost("status", f"{url}: status {head.status}")
         try:
-            return await session.request(
-                method,
-                url,
-                data=body,
-                headers=headers,
-                allow_redirects=False,
-                trace_request_ctx=seen,
-            )
-        except (TimeoutError, aiohttp.ClientError, OSError) as error:
-            if attempt == 1 and may_resend(error, reused=seen.reused):
-                continue
-            raise WorkerLost(_reason(error), f"{url}: {type(error).__name__}: {error}") from error
-    raise AssertionError("unreachable")
+            first = await connection.read()
+        except ConnectionClosed as error:
+            raise _lost(url, connection, error) from error
+        yield Answer(url + path, head.status, head.headers, first, connection)
+    finally:
+        pool.give_back(url, connection)
 
 
-def may_resend(error: BaseException, *, reused: bool) -> bool:
+async def _send(pool: Pool, url: str, request: bytes) -> tuple[Connection, Head]:
+    """The connection on which the answer's head came."""
+    connection = pool.take_idle(url)
+    reused = connection is not None
+    while True:
+        connection = connection or await _connect(pool, url)
+        try:
+            connection.send(request)
+            return connection, await connection.head()
+        except ConnectionClosed as error:
+            pool.give_back(url, connection)
+            if not may_resend(connection, reused=reused):
+                raise _lost(url, connection, error) from error
+        except BaseException:  # the client left: the engine must see it at once
+            pool.give_back(url, connection)
+            raise
+        connection, reused = None, False
+
+
+def may_resend(connection: Connection, *, reused: bool) -> bool:
     """Whether the same worker may be asked once more.
 
     Only if the connection was an idle one that the worker closed under us: then it saw nothing
     of the request, or dropped it unread. A fresh connection that breaks is a failure.
     """
-    return reused and isinstance(
-        error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionError
-    )
+    return reused and not connection.answered and not connection.timed_out
 
 
-async def _first_bytes(response: aiohttp.ClientResponse, url: str) -> bytes:
+async def _connect(pool: Pool, url: str) -> Connection:
     try:
-        return await response.content.readany()
-    except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        raise WorkerLost(_reason(error), f"{url}: {type(error).__name__}: {error}") from error
+        return await pool.connect(url)
+    except (OSError, ValueError) as error:  # a TimeoutError is an OSError
+        raise WorkerLost("connect", f"{url}: {type(error).__name__}: {error}") from error
 
 
-def _reason(error: BaseException) -> str:
-    if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-        return "connect"
-    return "timeout" if isinstance(error, asyncio.TimeoutError) else "disconnected"
+def _encode(pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes) -> bytes:
+    target = pool.target(url)
+    lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {target.host_header}"]
+    lines += [f"{name}: {value}" for name, value in headers.items()]
+    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
+    return head.encode("utf-8", "surrogateescape") + body
 
 
-async def _note_reuse(session: Any, context: SimpleNamespace, params: Any) -> None:  # noqa: ANN401
-    if context.trace_request_ctx is not None:  # a prompt's request, not a probe or a hint
-        context.trace_request_ctx.reused = True
+def _lost(url: str, connection: Connection, error: ConnectionClosed) -> WorkerLost:
+    return WorkerLost("timeout" if connection.timed_out else "disconnected", f"{url}: {error}")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
@@ -95,18 +96,20 @@ async def test_a_request_is_resent_to_the_same_worker_once_only(rig):
 
 
 @pytest.mark.parametrize(
-    ("error", "reused", "expected"),
+    ("reused", "answered", "timed_out", "expected"),
     [
-        (aiohttp.ServerDisconnectedError(), True, True),
-        (aiohttp.ClientOSError(), True, True),
-        (ConnectionResetError(), True, True),
-        (aiohttp.ServerDisconnectedError(), False, False),
-        (aiohttp.ServerTimeoutError(), True, False),
-        (TimeoutError(), True, False),
+        (True, False, False, True),
+        (False, False, False, False),
+        (True, True, False, False),
+        (True, False, True, False),
     ],
 )
-def test_only_a_reused_connection_that_was_closed_allows_a_resend(error, reused, expected):
-    assert may_resend(error, reused=reused) is expected
+def test_only_a_reused_connection_that_was_closed_unread_allows_a_resend(
+    reused, answered, timed_out, expected
+):
+    connection = SimpleNamespace(answered=answered, timed_out=timed_out)
+
+    assert may_resend(connection, reused=reused) is expected
 
 
 async def test_a_worker_that_is_gone_is_replaced_before_the_first_byte(rig):
@@ -303,6 +306,93 @@ async def test_a_thousand_streams_at_once(rig):
     assert router.in_flight == 0
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"SSH-2.0-OpenSSH\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"x" * 100_000,
+        b"",
+    ],
+)
+async def test_a_worker_that_speaks_no_http_is_an_upstream_failure(rig, answer):
+    engine = await rig.engine()
+
+    async def talk(reader, writer):
+        while await proxy_probes(engine, reader, writer, *await read_request(reader)):
+            pass
+        writer.write(answer)
+
+    async with raw_server(talk) as url:
+        router = await rig.start(engine, records=[engine.record(url=url)])
+
+        status, _, body = await rig.post()
+
+    assert status == 502
+    assert body["error"]["code"] == "upstream_failed"
+    assert router.book.workers() == []
+
+
+async def test_a_worker_that_falls_silent_is_given_up(rig):
+    async def silent(engine, request, asked):
+        await for_ever()
+
+    engine = await rig.engine(behave=silent)
+    await rig.start(engine, silence_timeout_s=0.2)
+
+    status, _, body = await rig.post()
+
+    assert status == 502
+    assert "nothing came" in body["error"]["message"]
+
+
+async def test_a_stream_that_ends_with_its_connection_is_whole(rig):
+    engine = await rig.engine()
+
+    async def talk(reader, writer):
+        while await proxy_probes(engine, reader, writer, *await read_request(reader)):
+            pass
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")
+        writer.write(EVENTS[0] + EVENTS[-1])
+
+    async with raw_server(talk) as url:
+        await rig.start(engine, records=[engine.record(url=url)])
+
+        async with rig.client.post("/v1/completions", json=STREAM) as response:
+            body = await response.read()
+
+    assert body == EVENTS[0] + EVENTS[-1]
+
+
+async def test_a_slow_client_slows_its_engine_down(rig):
+    """What an engine writes faster than the client reads is not piled up in the router."""
+    block = b"data: " + b"x" * 65_536 + b"\n\n"
+    written = 0
+
+    async def flood(engine, request, asked):
+        nonlocal written
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        for _ in range(2_000):
+            await response.write(block)
+            written += 1
+        return response
+
+    engine = await rig.engine(behave=flood)
+    await rig.start(engine)
+
+    async with rig.client.post("/v1/completions", json=STREAM) as response:
+        await response.content.readany()
+        before = -1
+        while before != written:  # until the engine waits
+            before = written
+            await asyncio.sleep(0.3)
+
+        assert written < 500
+        response.close()
+
+
 async def test_small_events_are_not_held_back_on_either_side(rig):
     """TCP_NODELAY: without it an event waits 40 ms for a delayed acknowledgement."""
     engine = await rig.engine(behave=streaming(EVENTS[0], then=for_ever))
@@ -311,7 +401,7 @@ async def test_small_events_are_not_held_back_on_either_side(rig):
     async with rig.client.post("/v1/completions", json=STREAM) as response:
         await response.content.readany()
         to_clients = [handler.transport for handler in rig.runner.server.connections]
-        to_workers = [protocol.transport for protocol in router.session.connector._acquired]
+        to_workers = [connection._transport for connection in router.pool.busy]
 
         assert to_clients
         assert to_workers

@@ -96,7 +96,8 @@ async def test_requests_without_a_prefix_arrive_as_they_are(rig, path):
     await rig.start(engine)
     raw = b'{"model": "tiny", "input": "Stra\xc3\x9fe", "prompt": "x"}'
 
-    async with rig.client.post(path, data=raw) as response:
+    json = {"Content-Type": "application/json"}
+    async with rig.client.post(path, data=raw, headers=json) as response:
         status = response.status
 
     assert status == 200

@@ -1,0 +1,171 @@
+"""HTTP/1.1 answers of engines, taken apart as their bytes arrive. Pure: bytes in, bytes out.
+
+Only what a router needs: the head, and where the body ends (RFC 9112, section 6). Whatever is not
+plainly right raises `BadFraming`; nothing is repaired.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Protocol
+
+from multidict import CIMultiDict
+
+MAX_HEAD_BYTES = 64 * 1024
+_MAX_LINE_BYTES = 4 * 1024
+_STATUS = re.compile("[1-9][0-9]{2}", re.ASCII)
+_HEX = re.compile(b"[0-9a-fA-F]{1,15}")
+
+
+class BadFraming(Exception):
+    """The bytes are no HTTP/1.1 answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Status line and headers."""
+
+    status: int
+    headers: CIMultiDict[str]
+    keep_alive: bool
+
+
+class Framing(Protocol):
+    """Finds the end of one body. `done` turns true with its last byte, never before."""
+
+    done: bool
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's part of ``data``. Raises `BadFraming`, also for bytes after the end."""
+        ...
+
+    def at_close(self) -> bool:
+        """Whether the body may end here, with the connection."""
+        ...
+
+
+def parse_head(raw: bytes) -> Head:
+    """The head in ``raw``, which ends before its empty line."""
+    lines = raw.decode("utf-8", "replace").split("\r\n")
+    version, _, rest = lines[0].partition(" ")
+    code, _, _ = rest.partition(" ")
+    if version not in ("HTTP/1.1", "HTTP/1.0") or not _STATUS.fullmatch(code):
+        raise BadFraming(f"status line {lines[0]!r:.80}")
+    headers: CIMultiDict[str] = CIMultiDict()
+    for line in lines[1:]:
+        name, colon, value = line.partition(":")
+        if not colon or not name or name != name.strip():
+            raise BadFraming(f"header {line!r:.80}")
+        headers.add(name, value.strip())
+    options = headers.get("Connection", "").lower()
+    keep_alive = "close" not in options and (version == "HTTP/1.1" or "keep-alive" in options)
+    return Head(int(code), headers, keep_alive)
+
+
+def framing_of(head: Head) -> Framing:
+    """How the body of this answer (to a POST) ends."""
+    if head.status in (204, 304):
+        return Length(0)
+    coding = head.headers.get("Transfer-Encoding")
+    if coding is not None:
+        if coding.lower() != "chunked" or "Content-Length" in head.headers:
+            raise BadFraming(f"Transfer-Encoding {coding!r:.40}")
+        return Chunked()
+    lengths = head.headers.getall("Content-Length", [])
+    if not lengths:
+        return UntilClose()
+    if len(set(lengths)) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
+        raise BadFraming(f"Content-Length {lengths!r:.40}")
+    return Length(int(lengths[0]))
+
+
+class Length:
+    """A body of a known number of bytes."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._left = num_bytes
+        self.done = num_bytes == 0
+
+    def feed(self, data: bytes) -> bytes:
+        """See `Framing`."""
+        if len(data) > self._left:
+            raise BadFraming("bytes after the end of the answer")
+        self._left -= len(data)
+        self.done = self._left == 0
+        return data
+
+    def at_close(self) -> bool:
+        """See `Framing`."""
+        return self.done
+
+
+class UntilClose:
+    """A body that ends with its connection."""
+
+    done = False
+
+    def feed(self, data: bytes) -> bytes:
+        """See `Framing`."""
+        return data
+
+    def at_close(self) -> bool:
+        """See `Framing`."""
+        return True
+
+
+class Chunked:
+    """A body in chunks, each with its length before it."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._pending = b""  # an incomplete line
+        self._left = 0  # bytes of the present chunk, its CRLF included
+        self._in_trailer = False
+
+    def feed(self, data: bytes) -> bytes:
+        """See `Framing`."""
+        if self._pending:
+            data, self._pending = self._pending + data, b""
+        parts: list[bytes] = []
+        at = 0
+        while at < len(data) and not self.done:
+            at = self._chunk(data, at, parts) if self._left else self._line(data, at)
+        if at < len(data):
+            raise BadFraming("bytes after the end of the answer")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def at_close(self) -> bool:
+        """See `Framing`."""
+        return self.done
+
+    def _chunk(self, data: bytes, at: int, parts: list[bytes]) -> int:
+        """Take what is there of the present chunk; the new position."""
+        end = min(len(data), at + self._left)
+        if self._left > 2:
+            parts.append(data[at : min(end, at + self._left - 2)])
+        ending = data[max(at, at + self._left - 2) : end]
+        if ending != b"\r\n"[2 - min(2, self._left) :][: len(ending)]:
+            raise BadFraming("a chunk that is longer than it says")
+        self._left -= end - at
+        return end
+
+    def _line(self, data: bytes, at: int) -> int:
+        """Take a line of length or of the trailer; the new position."""
+        end = data.find(b"\r\n", at)
+        if end < 0:
+            self._pending = data[at:]
+            if len(self._pending) > _MAX_LINE_BYTES:
+                raise BadFraming("a line without an end")
+            return len(data)
+        if self._in_trailer:
+            self.done = end == at
+        else:
+            size = _size(data[at:end])
+            self._left, self._in_trailer = (size + 2 if size else 0), size == 0
+        return end + 2
+
+
+def _size(line: bytes) -> int:
+    digits = line.partition(b";")[0].strip()
+    if not _HEX.fullmatch(digits):
+        raise BadFraming(f"length of a chunk {line!r:.40}")
+    return int(digits, 16)

@@ -5,6 +5,7 @@ import socket as sockets
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from engine_rig import BLOCK, answer, expected_answer, prompt_of
@@ -244,7 +245,7 @@ def test_requests_that_come_and_go_at_random_are_right_and_leak_nothing(start, d
     tiny = daemons.start("tiny", pool_bytes=1 << 20)
     rigs = [start(at=tiny, blocks=20, overlap=overlap, step_tokens=48) for _ in range(2)]
     dice = random.Random(7)
-    wanted = {}
+    wanted: dict[Any, tuple[list[int], int | None]] = {}
 
     for i in range(60):
         rig, name = rigs[dice.randrange(2)], f"r{i}"

@@ -110,6 +110,7 @@ def chain_with(*images):
         for identifier, offset, length in images
     ]
     prefix = read_prefix(new_request("a", [9] * (4 * BLOCK), mm_features=features), BLOCK, str)
+    assert prefix is not None
     prefix.extend(Welcome(1, "n", 1, "", 0, b"k" * 32, b"n" * 16))
     return prefix.chain
 

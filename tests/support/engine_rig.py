@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 with warnings.catch_warnings():
@@ -41,7 +42,6 @@ with warnings.catch_warnings():
     from vllm.v1.request import Request, RequestStatus
     from vllm.v1.structured_output import StructuredOutputManager
 
-    from prefixfleet.cluster import connector as connector_module
     from prefixfleet.cluster.connector import PrefixfleetConnector
 
 BLOCK = 16
@@ -188,15 +188,10 @@ class Rank:
         self.number = number
         self.caches = caches_of(kv.num_blocks)
         self.connector = PrefixfleetConnector(config, KVConnectorRole.WORKER, kv)
-        self._register(number)
-
-    def _register(self, number: int) -> None:
-        real = connector_module.get_tensor_model_parallel_rank
-        connector_module.get_tensor_model_parallel_rank = lambda: number
-        try:
+        # the only thing of vLLM's that needs a real group of processes
+        rank = "prefixfleet.cluster.connector.get_tensor_model_parallel_rank"
+        with patch(rank, return_value=number):
             self.connector.register_kv_caches(self.caches)
-        finally:
-            connector_module.get_tensor_model_parallel_rank = real
 
     def write(self, block: int, offset: int, state: int) -> None:
         for layer, cache in enumerate(self.caches.values()):

@@ -27,6 +27,13 @@ SSH_S = 5
 COUNT_S = 60
 STOP_S = 60
 POLL_S = 2.0
+STOP = """pkill -u "$(id -u)" -f '[r]ay_bootstrap_key.pem'
+for attempt in 1 2 3; do
+  ray stop --force && sleep 1
+  pgrep -u "$(id -u)" -x raylet >/dev/null || exit 0
+done
+exit 1"""
+"""On one host: ends the ssh by which the head is starting others, then Ray, until it is gone."""
 _RAY = str(Path(sys.executable).with_name("ray"))
 COUNT = """import ray
 ray.init("auto", log_to_driver=False)
@@ -117,8 +124,9 @@ def down(cluster: ClusterFile, *, within_s: float) -> list[str]:
     """
     deadline = time.monotonic() + within_s
     left = []
-    for host in (*cluster.workers, cluster.head) if cluster.head else ():
-        done = _run(cluster.ssh(host, "bash -ic 'ray stop --force'"), STOP_S)
+    # the head first: its autoscaler would start Ray again on workers that lost it
+    for host in (cluster.head, *cluster.workers) if cluster.head else ():
+        done = _run(cluster.ssh(host, f"bash -ic {shlex.quote(STOP)}"), STOP_S)
         if done.returncode:
             left.append(f"{host}: Ray not stopped: {_last_line(done)}")
     _ray("down", ["-y", str(cluster.path)], deadline)

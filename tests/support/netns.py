@@ -100,6 +100,13 @@ class Host:
         self.started.append(process)
         return process
 
+    def talk(self, *argv: str | Path) -> subprocess.Popen[str]:
+        """Start with both ends of a conversation: its standard input and output."""
+        process = subprocess.Popen(
+            self.command(*argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return process
+
     def power_off(self) -> None:
         """Kill every process of the host at once, as a power cut does."""
         if self.init.poll() is None:

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 START_S = 600.0
 DOWN_S = 90.0
 LOOK_S = 0.1
+WIDTH = 132
+"""Columns that the demo's table needs; a narrower terminal wraps it itself."""
 
+# Modules that need Ray, torch or an engine are imported where they are used: `--help` and the
+# router's programs must run without them.
 console = Console(stderr=True)
 
 
@@ -43,7 +47,7 @@ def up(options: argparse.Namespace) -> int:
 
 
 async def _serve(directory: RunDir, options: argparse.Namespace) -> int:
-    from prefixfleet.cluster.up import Supervisor  # noqa: PLC0415 - `--help` must not need it
+    from prefixfleet.cluster.up import Supervisor
 
     stop = _stop_event()
     wish = await asyncio.to_thread(_wish, options)
@@ -55,8 +59,8 @@ async def _serve(directory: RunDir, options: argparse.Namespace) -> int:
 
 
 def _wish(options: argparse.Namespace) -> "Wish":
-    from prefixfleet.cluster.model import default_cache_dir, demo_model  # noqa: PLC0415
-    from prefixfleet.cluster.up import Wish  # noqa: PLC0415
+    from prefixfleet.cluster.model import default_cache_dir, demo_model
+    from prefixfleet.cluster.up import Wish
 
     model = options.model or demo_model(default_cache_dir(), _say)
     fleet = FleetSettings.read().fleet
@@ -127,7 +131,7 @@ def down(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Show what runs."""
-    from prefixfleet.cluster.status import read_status, show_status  # noqa: PLC0415
+    from prefixfleet.cluster.status import read_status, show_status
 
     found = asyncio.run(read_status(_directory()))
     if options.json:
@@ -154,11 +158,11 @@ def demo(options: argparse.Namespace) -> int:
 
 
 async def _demo(directory: RunDir, options: argparse.Namespace, started: float) -> int:
-    from prefixfleet.cluster import demo as shown  # noqa: PLC0415
-    from prefixfleet.cluster.demo_memory import resident_bytes  # noqa: PLC0415
-    from prefixfleet.cluster.up import Supervisor  # noqa: PLC0415
-    from prefixfleet.store.redis_index import RedisIndex  # noqa: PLC0415
-    from prefixfleet.store.registry import WorkerRegistry  # noqa: PLC0415
+    from prefixfleet.cluster import demo as shown
+    from prefixfleet.cluster.demo_memory import resident_bytes
+    from prefixfleet.cluster.up import Supervisor
+    from prefixfleet.store.redis_index import RedisIndex
+    from prefixfleet.store.registry import WorkerRegistry
 
     stop = _stop_event()
     options.nodes, options.redis, options.port = 2, None, 0
@@ -183,7 +187,7 @@ async def _demo(directory: RunDir, options: argparse.Namespace, started: float) 
             await index.close()
             await registry.close()
     if not options.json:
-        shown.show(run, Console())
+        shown.show(run, Console(width=max(console.width, WIDTH)))
     return shown.finish(run)
 
 

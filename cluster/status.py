@@ -1,4 +1,4 @@
-"""``prefixfleet status``: what runs, how it stands, and what is degraded. Reads, changes nothing."""
+"""``prefixfleet status``: what runs, how it stands, what is degraded. Changes nothing."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -33,10 +33,13 @@ async def read_status(directory: RunDir) -> dict[str, Any]:
 
 async def _router_status(endpoint: str) -> dict[str, Any]:
     try:
-        async with asyncio.timeout(ASK_S), aiohttp.ClientSession() as session:
-            async with session.get(f"{endpoint}/status") as response:
-                status: dict[str, Any] = await response.json()
-                return status
+        async with (
+            asyncio.timeout(ASK_S),
+            aiohttp.ClientSession() as session,
+            session.get(f"{endpoint}/status") as response,
+        ):
+            status: dict[str, Any] = await response.json()
+            return status
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ConfigError(
             f"the router at {endpoint} does not answer ({type(error).__name__}); "

@@ -115,7 +115,7 @@ class Supervisor:
         await _check_redis(redis_url, wish.fleet)
         self._note(redis_url=redis_url)
         environ = self._environ(redis_url)
-        from prefixfleet.cluster.fleet import RayFleet  # noqa: PLC0415 - slow, and sets variables
+        from prefixfleet.cluster.fleet import RayFleet
 
         self._say("starting Ray")
         ray = RayFleet(wish.fleet, runtime, self._directory.logs)

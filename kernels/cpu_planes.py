@@ -143,26 +143,23 @@ def decoder(dtype: torch.dtype, codec: Codec, *, column_scales: bool) -> Any:  #
 
 
 @cache
-def copier(dtype: torch.dtype, *, to_slot: bool) -> Any:  # noqa: ANN401
-    """Compiled loop over ``(page, block_bytes, ids, slots, data, end, groups, rows, width)``:
-    copies a plane that stays exact.
-    """
-    raw = FORMATS[dtype].raw
-    at, item = _elements_at[raw], raw.bitwidth // 8
+def copier(*, to_slot: bool) -> Any:  # noqa: ANN401
+    """Compiled loop over ``(ids, slots, runs, block_bytes, parts, lengths, gaps, gap_ends)``:
+    copies exact bytes of each block, in the order of the slot.
 
-    def copy(page, block_bytes, ids, slots, data, end, groups, rows, width):
+    Run ``r`` of block ``b`` is ``lengths[r]`` bytes at ``runs[r] + b * block_bytes[r]``, and
+    lies at ``parts[r]`` in its slot; to a slot, bytes from ``gaps`` to ``gap_ends`` become zero.
+    """
+
+    def copy(ids, slots, runs, block_bytes, parts, lengths, gaps, gap_ends):
         for n in range(ids.size):
-            block, other = page + ids[n] * block_bytes, slots[n] + data
-            for g in range(groups.size):
-                for r in range(rows.size):
-                    x = carray(at(block + groups[g] + rows[r]), (width,))
-                    y = carray(at(other), (width,))
-                    if to_slot:
-                        y[:] = x
-                    else:
-                        x[:] = y
-                    other += width * item
-            if to_slot:
-                _zero(other, slots[n] + end)
+            for r in range(runs.size):
+                x = carray(_bytes_at(runs[r] + ids[n] * block_bytes[r]), (lengths[r],))
+                y = carray(_bytes_at(slots[n] + parts[r]), (lengths[r],))
+                source, target = (x, y) if to_slot else (y, x)
+                for i in range(lengths[r]):  # becomes vectors; assigning a slice does not
+                    target[i] = source[i]
+            for g in range(gaps.size if to_slot else 0):
+                _zero(slots[n] + gaps[g], slots[n] + gap_ends[g])
 
     return _compiled(copy)

@@ -150,12 +150,15 @@ def segments(layout: PagedLayout, encoding: str) -> tuple[tuple[int, int], ...]:
     return tuple((page[0].scales, page[-1].end) for page in pages)
 
 
-def header(layout: PagedLayout, encoding: Encoding, poisoned_groups: int = 0) -> bytes:
-    """The first 64 bytes of an encoded payload."""
+def header(layout: PagedLayout, encoding: Encoding) -> bytes:
+    """The first 64 bytes of an encoded payload that nothing poisoned."""
     size = encoded_bytes(layout, encoding.name)
-    return HEADER.pack(
-        _MAGIC, encoding.name.encode(), _layout_digest(layout), size, poisoned_groups
-    )
+    return HEADER.pack(_MAGIC, encoding.name.encode(), _layout_digest(layout), size, 0)
+
+
+def poisoned_header(clean: bytes, groups: int) -> bytes:
+    """The header ``clean`` for a payload with ``groups`` poisoned groups."""
+    return HEADER.pack(*HEADER.unpack(clean)[:-1], groups)
 
 
 def is_storable(payload: bytes | memoryview, encoding: str) -> bool:

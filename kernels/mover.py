@@ -8,8 +8,7 @@ from typing import Protocol
 
 import torch
 
-from prefixfleet.kernels.cpu_exact import ExactCpuMover
-from prefixfleet.kernels.encoding import encoding_of
+from prefixfleet.kernels.cpu_mover import CpuMover
 from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.kernels.slots import Slot
@@ -39,14 +38,9 @@ def mover_for(
         ValueError: the encoding is unknown or cannot hold this layout, or the device is neither
             a CPU nor a GPU that Triton knows.
     """
-    exact = encoding_of(encoding).is_exact
     device = next(iter(caches.values())).device.type
-    if device == "cpu" and exact:
-        return ExactCpuMover(caches, layout)
     if device == "cpu":
-        from prefixfleet.kernels.cpu_encoded import EncodedCpuMover  # numba: only who needs it
-
-        return EncodedCpuMover(caches, layout, encoding)
+        return CpuMover(caches, layout, encoding)
     if device == "cuda":
         from prefixfleet.kernels.triton_mover import TritonMover  # triton: only where a GPU is
 

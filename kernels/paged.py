@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, product
 from math import prod
 from typing import Self
 
@@ -135,6 +135,17 @@ def block_views(caches: Mapping[str, torch.Tensor], layout: PagedLayout) -> list
         _block_view(name, tensor, page)
         for (name, tensor), page in zip(caches.items(), layout.pages, strict=True)
     ]
+
+
+def runs_of(view: torch.Tensor) -> tuple[list[int], int]:
+    """(offsets, length) in bytes of the contiguous runs that a page of a block view consists of."""
+    axes = list(zip(view.shape[1:], view.stride()[1:], strict=True))
+    length = 1
+    while axes and axes[-1][1] == length:
+        length *= axes.pop()[0]
+    steps = [range(0, size * stride, stride) for size, stride in axes]
+    item = view.element_size()
+    return [sum(index) * item for index in product(*steps)], length * item
 
 
 def _block_view(name: str, tensor: torch.Tensor, page: Page) -> torch.Tensor:

@@ -18,6 +18,7 @@ from prefixfleet.kernels.encoding import (
     encoded_bytes,
     encoding_of,
     header,
+    poisoned_header,
     sections,
 )
 from prefixfleet.kernels.paged import PagedLayout, block_views
@@ -131,7 +132,7 @@ def _encode_block(
         _put(slot, section.scales, scale)
         _put(slot, section.data, q)
         poisoned += bad
-    first = bytearray(header(layout, encoding_of(encoding), poisoned))
+    first = bytearray(poisoned_header(header(layout, encoding_of(encoding)), poisoned))
     slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
 
 

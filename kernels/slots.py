@@ -53,8 +53,12 @@ def check_headers(slots: Sequence[torch.Tensor], expected: bytes) -> None:
 
 
 def addresses(slots: Sequence[torch.Tensor]) -> list[int]:
-    """Where each slot starts. Raises `ValueError` if one is not on a 16-byte boundary."""
-    starts = [slot.data_ptr() for slot in slots]
-    if any(start % 16 for start in starts):
-        raise ValueError("encoded slot: got an odd address, expected a multiple of 16")
-    return starts
+    """Where each slot starts."""
+    return [slot.data_ptr() for slot in slots]
+
+
+def check_aligned(starts: Sequence[int]) -> None:
+    """Raises `ValueError` if a slot does not start on a 16-byte boundary."""
+    odd = [start for start in starts if start % 16]
+    if odd:
+        raise ValueError(f"slot: got address {odd[0]:#x}, expected a multiple of 16")

@@ -9,7 +9,6 @@ are until it is done (`pipeline`).
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import product
-from math import prod
 
 import torch
 
@@ -23,11 +22,12 @@ from prefixfleet.kernels.encoding import (
     segments,
 )
 from prefixfleet.kernels.host_memory import HostMemory
-from prefixfleet.kernels.paged import PagedLayout, block_views
+from prefixfleet.kernels.paged import PagedLayout, block_views, runs_of
 from prefixfleet.kernels.slots import (
     Slot,
     addresses,
     as_bytes,
+    check_aligned,
     check_distinct,
     check_headers,
     check_ids,
@@ -106,7 +106,9 @@ class TritonMover:
                     f"slot: got memory on {slot.device} that {self._device} cannot reach; "
                     "register the pool (host_memory.registered) before the first gather"
                 )
-        return Batch.on(self._device, block_ids, addresses(slots))
+        starts = addresses(slots)
+        check_aligned(starts)
+        return Batch.on(self._device, block_ids, starts)
 
     def _reaches(self, slot: torch.Tensor) -> bool:
         host = self._host
@@ -148,20 +150,7 @@ def _exact_pages(
         alike[(view.shape, view.stride(), view.dtype)].append(number)
     launches = []
     for numbers in alike.values():
-        runs, run_bytes = _runs(views[numbers[0]])
+        runs, run_bytes = runs_of(views[numbers[0]])
         pages = Pages.of(numbers, views)
         launches.append(CopyLaunch(pages, [parts[n][0] for n in numbers], runs, run_bytes))
     return launches
-
-
-def _runs(view: torch.Tensor) -> tuple[list[int], int]:
-    """(offsets, length) of a page's contiguous runs, in bytes, outermost first."""
-    item = view.element_size()
-    axes = list(zip(view.shape[1:], view.stride()[1:], strict=True))
-    length = 1
-    while axes and axes[-1][1] == length:
-        length *= axes.pop()[0]
-    steps = [range(0, size * stride, stride) for size, stride in axes]
-    runs = [sum(index) * item for index in product(*steps)]
-    assert len(runs) * length == prod(view.shape[1:])
-    return runs, length * item

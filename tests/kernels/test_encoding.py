@@ -169,6 +169,21 @@ def test_encoded_slots_must_be_aligned():
         mover.gather([0], [longer[1:]])
 
 
+def test_exact_slots_may_start_anywhere():
+    caches, layout = make_paged("vllm-LBHNC", SIZES)
+    fill(caches)
+    mover = mover_for(caches, layout)
+    (expected,), (longer,) = (
+        slots_for(mover.payload_bytes, 1),
+        slots_for(mover.payload_bytes + 1, 1),
+    )
+
+    mover.gather([2], [expected])
+    mover.gather([2], [longer[1:]])
+
+    assert torch.equal(longer[1:], expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "encoding", "message"),
     [

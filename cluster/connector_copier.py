@@ -51,8 +51,7 @@ class Copier:
     def __init__(self, paged: PagedKv, pool: RankPool) -> None:
         self._paged = paged
         self._pool = pool
-        self._rows = list(paged.staging(BATCH_BLOCKS))
-        self._row_views = [memoryview(row.numpy()) for row in self._rows]
+        self._row_views = [row.numpy().data for row in paged.staging]
         self._thread = threading.Thread(target=self._run, name="prefixfleet-copier", daemon=True)
         self._changed = threading.Condition()
         self._loads: deque[Load] = deque()
@@ -137,9 +136,8 @@ class Copier:
             for start in range(0, len(load.blocks), BATCH_BLOCKS):
                 batch = load.blocks[start : start + BATCH_BLOCKS]
                 staged = self._stage(batch)
-                self._paged.write(
-                    [block_id for *_, block_id in batch[:staged]], self._rows[:staged]
-                )
+                ids = [block_id for *_, block_id in batch[:staged]]
+                self._paged.write(ids, self._paged.staging[:staged])
                 good += staged
                 if staged < len(batch):
                     break

@@ -14,22 +14,28 @@ from prefixfleet.kernels.paged import PagedLayout
 
 class PagedKv:
     """Owned by the engine, which computes into it; the copier's thread reads and writes blocks
-    that the engine has promised not to touch.
+    that the engine has promised not to touch, at most ``batch`` by one call.
 
-    On a GPU the copies run on a stream of their own: `mark` orders a later `read` after what the
-    engine has launched so far. Both copies are complete when they return.
+    On a GPU the copies run on a stream of their own, through a buffer on the device: `mark`
+    orders a later `read` after what the engine has launched so far. Both copies are complete
+    when they return.
 
     Raises:
         ValueError: no mover can copy blocks of these tensors.
     """
 
-    def __init__(self, caches: Mapping[str, torch.Tensor], layout: PagedLayout) -> None:
+    def __init__(
+        self, caches: Mapping[str, torch.Tensor], layout: PagedLayout, *, batch: int
+    ) -> None:
         self._mover = mover_for(caches, layout)
         self.payload_bytes = self._mover.payload_bytes
         self._device = next(iter(caches.values())).device
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            self._on_device = self._rows(batch, device=self._device)
+        self.staging = self._rows(batch, pin_memory=self._stream is not None)
+        """Private host buffers, one block each, that `write` copies from fast."""
 
     def mark(self) -> torch.cuda.Event | None:
         """Call in the engine's thread after the forward that filled the blocks."""
@@ -39,14 +45,6 @@ class PagedKv:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
-    def staging(self, blocks: int) -> torch.Tensor:
-        """A private buffer of ``blocks`` rows, one block each, that `write` copies from fast."""
-        return torch.empty(
-            (blocks, self.payload_bytes),
-            dtype=torch.uint8,
-            pin_memory=self._stream is not None,
-        )
-
     def read(
         self,
         block_ids: Sequence[int],
@@ -54,21 +52,38 @@ class PagedKv:
         after: torch.cuda.Event | None,
     ) -> None:
         """Copy blocks out. Raises `ValueError` for an id or a size that does not fit."""
-        with self._own_stream(after):
+        if self._stream is None:
             self._mover.gather(block_ids, targets)
+            return
+        with self._own_stream(self._stream, after):
+            rows = self._on_device[: len(block_ids)]
+            self._mover.gather(block_ids, rows)
+            for row, target in zip(rows, targets, strict=True):
+                torch.frombuffer(target, dtype=torch.uint8).copy_(row)
 
     def write(self, block_ids: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
         """Copy blocks in. Raises `ValueError` for an id or a size that does not fit."""
-        with self._own_stream(None):
+        if self._stream is None:
             self._mover.scatter(block_ids, sources)
+            return
+        with self._own_stream(self._stream, None):
+            rows = self._on_device[: len(block_ids)]
+            for row, source in zip(rows, sources, strict=True):
+                row.copy_(source, non_blocking=True)
+            self._mover.scatter(block_ids, rows)
 
     @contextmanager
-    def _own_stream(self, after: torch.cuda.Event | None) -> Iterator[None]:
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
+    def _own_stream(
+        self, stream: torch.cuda.Stream, after: torch.cuda.Event | None
+    ) -> Iterator[None]:
+        with torch.cuda.stream(stream):
             if after is not None:
-                self._stream.wait_event(after)
+                stream.wait_event(after)
             yield
-            self._stream.synchronize()
+            stream.synchronize()
+
+    def _rows(self, count: int, **where: object) -> list[torch.Tensor]:
+        return [
+            torch.empty(self.payload_bytes, dtype=torch.uint8, **where)  # type: ignore[call-overload]
+            for _ in range(count)
+        ]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from prefixfleet.cluster.connector_copier import Copier, LoadDone
+from prefixfleet.cluster.connector_copier import BATCH_BLOCKS, Copier, LoadDone
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.connector_records import Report, Save, Step
@@ -51,7 +51,7 @@ class WorkerHalf:
         Raises `ValueError` if nothing can copy blocks of these tensors.
         """
         self._rank = rank
-        self._paged = PagedKv(caches, layout)
+        self._paged = PagedKv(caches, layout, batch=BATCH_BLOCKS)
         self._namespace = namespace
         self._start_copier()
         return self._paged.payload_bytes

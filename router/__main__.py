@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import contextlib
-import logging
 import signal
 import sys
 
@@ -12,6 +11,7 @@ from aiohttp import web
 
 from prefixfleet.router.app import make_app
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.redis_index import RedisIndex
@@ -29,21 +29,25 @@ def main() -> None:
         description="The router. Its settings are PREFIXFLEET_* and PREFIXFLEET_ROUTER_* "
         "variables of the environment.",
     ).parse_args()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    log_handler = start_logging()
     try:
         settings, fleet = RouterSettings.read(), FleetSettings.read()
-        uvloop.run(_serve(settings, fleet, fleet.secret()))
+        uvloop.run(_serve(settings, fleet, fleet.secret(), log_handler))
     except (ConfigError, OSError) as error:  # OSError: the address cannot be used
         print(f"prefixfleet-router: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(2)
+    finally:
+        log_handler.flush()
 
 
-async def _serve(settings: RouterSettings, fleet: FleetSettings, secret: bytes) -> None:
+async def _serve(
+    settings: RouterSettings, fleet: FleetSettings, secret: bytes, log_handler: BlockHandler
+) -> None:
     url = fleet.redis_url.get_secret_value()
     index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
     async with contextlib.AsyncExitStack() as stack:
+        flushing = asyncio.create_task(flush_logs(log_handler))
+        stack.callback(flushing.cancel)
         for connected in (index, registry):
             stack.push_async_callback(connected.close)
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it

@@ -1,6 +1,8 @@
 """One router put together: everything it owns, opened and closed in order."""
 
 import asyncio
+import itertools
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable
@@ -70,6 +72,7 @@ class Router:
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
+        self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,
@@ -98,6 +101,10 @@ class Router:
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
+
+    def new_id(self) -> str:
+        """A request's id, unique in the fleet: 64 random bits of this router and a number."""
+        return next(self._ids)
 
     async def _examine(self, record: WorkerRecord) -> Worker:
         namespace = record.identity()

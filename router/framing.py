@@ -128,10 +128,28 @@ class Chunked:
         parts: list[bytes] = []
         at = 0
         while at < len(data) and not self.done:
-            at = self._chunk(data, at, parts) if self._left else self._line(data, at)
+            if self._left:
+                at = self._chunk(data, at, parts)
+            else:
+                at = self._whole_chunks(data, at, parts)
+                at = self._line(data, at) if at < len(data) and not self._left else at
         if at < len(data):
             raise BadFraming("bytes after the end of the answer")
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _whole_chunks(self, data: bytes, at: int, parts: list[bytes]) -> int:
+        """Take the chunks that are there whole, which is nearly all of them; the new position."""
+        while not self._in_trailer:
+            end = data.find(b"\r\n", at)
+            if end < 0:
+                return at
+            start = end + 2
+            stop = start + _size(data[at:end])
+            if stop == start or data[stop : stop + 2] != b"\r\n":
+                return at
+            parts.append(data[start:stop])
+            at = stop + 2
+        return at
 
     def at_close(self) -> bool:
         """See `Framing`."""

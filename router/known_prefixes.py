@@ -22,7 +22,7 @@ from prefixfleet.store.chain import BlockHash, extend_chain
 
 MAX_KNOWN_TOKENS = 4_000_000
 """Of one model: 16 MB of token ids and as much of hashes."""
-MIN_CHARACTERS = 1_000
+MIN_CHARACTERS = 400
 """A shorter text is tokenised in less time than it takes to look it up."""
 
 

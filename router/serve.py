@@ -6,7 +6,6 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 
 from aiohttp import web
@@ -40,7 +39,7 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
         raise BadRequest("the field 'model' is missing or no text", param="model")
     workers = router.roster.ready(model)
     prompt, chains = await _understand(router, body, route, workers)
-    passage = Passage(router, request, route, body, prompt, received_s, uuid.uuid4().hex)
+    passage = Passage(router, request, route, body, prompt, received_s, router.new_id())
     passage.note_prompt()
     return await _try_workers(passage, workers, chains)
 

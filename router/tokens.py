@@ -5,6 +5,7 @@ and takes up to seconds: call it in a thread. What comes out is thread-safe.
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ from prefixfleet.router.known_prefixes import KnownPrefixes, Rendered
 from prefixfleet.router.messages import NotText, conversation, tool_schemas
 from prefixfleet.router.template import ChatTemplate, environment
 from prefixfleet.store.errors import ConfigError
+
+# The library's own threads gain nothing for one text, and cost a switch for each
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _NAMED_TOKENS = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 

@@ -67,6 +67,9 @@ class Turns:
         """
         decision = self._dispatcher.decide(prompt, chains, workers)
         self._refuse_if_late(decision, workers, arrived_s)
+        if not self._queue and self._is_free(decision.worker):
+            # Whoever called charges the worker before anybody else can look at it: no await between
+            return self._dispatcher.bind(request, decision, chains, workers)
         turn = _Turn(arrived_s, prompt.tokens, decision.prefill_s, request, prompt, chains, workers)
         self._queue.append(turn)
         self.look()

@@ -1,0 +1,45 @@
+"""The router's log: a line a decision, written in blocks, so that a line costs no system call."""
+
+import asyncio
+import logging
+import sys
+from typing import TextIO
+
+FLUSH_S = 0.25
+BUFFER_BYTES = 64 * 1024
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+class BlockHandler(logging.StreamHandler[TextIO]):
+    """Lines up to INFO wait for the next `flush`; a warning takes all before it along at once."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self.setFormatter(logging.Formatter(FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write the line into the block; see `logging.Handler`."""
+        try:
+            self.stream.write(self.format(record) + self.terminator)
+            if record.levelno >= logging.WARNING:
+                self.flush()
+        except (OSError, ValueError):
+            self.handleError(record)
+
+
+def start_logging() -> BlockHandler:
+    """Log to standard error from now on; whoever starts it runs `flush_logs`."""
+    stream = open(sys.stderr.fileno(), "w", BUFFER_BYTES, encoding="utf-8", closefd=False)  # noqa: SIM115
+    handler = BlockHandler(stream)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    return handler
+
+
+async def flush_logs(handler: BlockHandler) -> None:
+    """Write what waits, again and again until cancelled."""
+    try:
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            handler.flush()
+    finally:
+        handler.flush()

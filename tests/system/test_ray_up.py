@@ -1,20 +1,20 @@
-"""`ray up` with the cluster file we ship, on hosts made of namespaces: up, in use, down."""
+"""`ray up` with the cluster file we ship, on hosts made of namespaces: up, in use, cut, down."""
 
 import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import netns
 import pytest
-import yaml
+from host_fleet import CLUSTER_FILE, LAUNCH, ask, hosts, logs, states
+
+from prefixfleet.cluster.model import default_cache_dir, demo_model
 
 pytestmark = [
     pytest.mark.skipif(bool(netns.missing()), reason=f"namespace hosts: {netns.missing()}"),
-    pytest.mark.timeout(300),
+    pytest.mark.timeout(600),
 ]
 
-LAUNCH = [sys.executable, "-m", "prefixfleet.cluster.launch"]
-SHIPPED = netns.REPOSITORY / "cluster/ray-cluster.yaml"
-CLUSTER_FILE = Path("/root/cluster.yaml")
+OURS = "raylet|gcs_server|VLLM|vllm|prefixfleet-router|ray::"
 WHERE = """
 import ray
 ray.init("auto", log_to_driver=False)
@@ -28,69 +28,102 @@ class Host:
 hosts = [Host.remote() for _ in range(6)]
 print("placed on", *sorted(set(ray.get([host.address.remote() for host in hosts]))))
 """
+PROMPT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60
 
 
-@pytest.fixture
-def network(tmp_path):
-    """An operator's machine, a head and two workers; this environment installed on each."""
-    with netns.Network.of(tmp_path, "operator", "head", "worker1", "worker2") as network:
-        network.serve_ssh(Path("/root/.ssh/key"))
-        for host in network.hosts:
-            venv = host.folder / "root/prefixfleet/venv"
-            venv.parent.mkdir()
-            venv.symlink_to(sys.prefix)
-        settings = network["operator"].folder / "root/.prefixfleet"
-        settings.mkdir()
-        (settings / "ray-token").write_text("not-a-secret-" * 4)
-        (settings / "fleet.env").write_text(
-            "RAY_AUTH_MODE=token\nRAY_AUTH_TOKEN_PATH=$HOME/.prefixfleet/ray-token\n"
-        )
-        _write_cluster_file(network)
-        yield network
+def _up(network, within_s=150):
+    command = [*LAUNCH, "up", CLUSTER_FILE, "--within", str(within_s)]
+    said = network["operator"].run(*command, timeout_s=within_s + 10).stdout
+    return set(said.splitlines()[-1].split()[3:])
 
 
-def _write_cluster_file(network):
-    cluster = yaml.safe_load(SHIPPED.read_text())
-    workers = [network[name].address for name in ("worker1", "worker2")]
-    cluster["provider"] |= {"head_ip": network["head"].address, "worker_ips": workers}
-    cluster["auth"] = {"ssh_user": "root", "ssh_private_key": "/root/.ssh/key"}
-    path = network["operator"].folder / CLUSTER_FILE.relative_to("/")
-    path.write_text(yaml.safe_dump(cluster))
+def _down(network):
+    command = [*LAUNCH, "down", CLUSTER_FILE, "--within", "60"]
+    return network["operator"].run(*command, timeout_s=240)
 
 
-def _raylets(network):
-    return [
-        host.name
-        for host in network.hosts
-        if not host.run("pgrep", "raylet", check=False).returncode
-    ]
+def _left(network):
+    """Processes of ours, by host."""
+    found = {
+        host.name: host.run("pgrep", "-af", OURS, check=False).stdout for host in network.hosts
+    }
+    return {name: text for name, text in found.items() if text}
 
 
-def test_every_host_joins_takes_work_and_is_free_again_after_down(network):
+def _complete(network, prompt=PROMPT, **options):
+    body = {"model": "small", "prompt": prompt, "max_tokens": 12, "temperature": 0, **options}
+    return ask(network["operator"], "/v1/completions", body)
+
+
+def test_every_host_joins_takes_work_and_is_free_again_after_down(tmp_path):
     """Autoscaler v2 leaves out the last worker, and `ray down` leaves workers running."""
-    operator, head = network["operator"], network["head"]
+    with hosts(tmp_path, model=None) as network:
+        head = network["head"]
 
-    up = operator.run(*LAUNCH, "up", CLUSTER_FILE, "--within", "150", timeout_s=160)
-    joined = set(up.stdout.splitlines()[-1].split()[3:])
-    placed = head.run("bash", "-ic", f"python - <<'END'\n{WHERE}\nEND", timeout_s=60).stdout
-    stranger = head.run("env", f"{sys.prefix}/bin/ray", "status", check=False)
-    down = operator.run(*LAUNCH, "down", CLUSTER_FILE, "--within", "60", timeout_s=120)
+        joined = _up(network)
+        placed = head.run("bash", "-ic", f"python - <<'END'\n{WHERE}\nEND", timeout_s=60).stdout
+        stranger = head.run("env", f"{sys.prefix}/bin/ray", "status", check=False)
+        down = _down(network)
 
-    assert joined == {"10.77.0.2", "10.77.0.3", "10.77.0.4"}
-    assert placed.splitlines()[-1] == "placed on 10.77.0.2 10.77.0.3 10.77.0.4"
-    assert stranger.returncode, "without the token nobody may use the cluster"
-    assert "not stopped" not in down.stderr
-    assert _raylets(network) == []
+        assert joined == {"10.77.0.2", "10.77.0.3", "10.77.0.4"}
+        assert placed.splitlines()[-1] == "placed on 10.77.0.2 10.77.0.3 10.77.0.4"
+        assert stranger.returncode, "without the token nobody may use the cluster"
+        assert "not stopped" not in down.stderr
+        assert _left(network) == {}
 
 
-def test_a_host_without_ssh_is_named_before_anything_is_started(network):
+def test_a_host_without_ssh_is_named_before_anything_is_started(tmp_path):
     """`ray up` itself would retry for ever without a word."""
-    operator, worker = network["operator"], network["worker2"]
-    network.cut(worker)
+    with hosts(tmp_path, model=None) as network:
+        operator, worker = network["operator"], network["worker2"]
+        network.cut(worker)
 
-    up = operator.run(*LAUNCH, "up", CLUSTER_FILE, timeout_s=60, check=False)
+        up = operator.run(*LAUNCH, "up", CLUSTER_FILE, timeout_s=60, check=False)
 
-    assert up.returncode == 1
-    assert f"root@{worker.address}" in up.stderr
-    assert f"root@{network['worker1'].address}" not in up.stderr
-    assert _raylets(network) == []
+        assert up.returncode == 1
+        assert f"root@{worker.address}" in up.stderr
+        assert f"root@{network['worker1'].address}" not in up.stderr
+        assert _left(network) == {}
+
+
+@pytest.mark.engine
+def test_a_fleet_serves_across_hosts_while_one_is_cut_off_and_comes_back(tmp_path):
+    """Two engines on two hosts; the answers stay the same whoever gives them."""
+    model = demo_model(default_cache_dir(), lambda text: None)
+    with hosts(tmp_path, model=model) as network:
+        _up(network)
+        both = {"worker1-0": "ready", "worker2-0": "ready"}
+
+        def becomes(wanted, within_s):
+            what = f"workers {wanted}"
+            try:
+                netns.wait_until(
+                    lambda: states(network["operator"]) == wanted, within_s=within_s, what=what
+                )
+            except AssertionError as error:
+                raise AssertionError(f"{error}\n{logs(network)}") from None
+
+        becomes(both, 300)
+        cold = _complete(network)
+        warm = _complete(network)
+        first = cold.headers["x-prefixfleet-node"]
+        [other] = {"worker1", "worker2"} - {first}
+
+        network.cut(network[first])
+        becomes({f"{other}-0": "ready"}, 20)
+        alone = _complete(network)
+        network.heal(network[first])
+        becomes(both, 60)
+        with ThreadPoolExecutor(6) as clients:
+            crowd = list(clients.map(lambda i: _complete(network, f"{PROMPT} {i}"), range(6)))
+        down = _down(network)
+
+        texts = [answer.json()["choices"][0]["text"] for answer in (cold, warm, alone)]
+        assert len(set(texts)) == 1
+        assert int(cold.headers["x-prefixfleet-hit-tokens"]) == 0
+        assert int(warm.headers["x-prefixfleet-hit-tokens"]) > 500
+        assert alone.headers["x-prefixfleet-node"] == other
+        assert {answer.status for answer in crowd} == {200}
+        assert {answer.headers["x-prefixfleet-node"] for answer in crowd} == {first, other}
+        assert "not stopped" not in down.stderr
+        netns.wait_until(lambda: _left(network) == {}, within_s=30, what="engines end")

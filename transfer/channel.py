@@ -105,7 +105,7 @@ class Channel:
                     await under_way.popleft()
         finally:
             for future in under_way:
-                future.cancel()
+                _forget(future)
 
     async def wait(self, future: "asyncio.Future[None]", *, deadline: Deadline, what: str) -> None:
         """Wait for something that goes on beside the connection, and fails with it."""
@@ -116,6 +116,7 @@ class Channel:
                 await future
         finally:
             del self._waiting[id]
+            _forget(future)
 
     @asynccontextmanager
     async def _broken_by_failure(self) -> AsyncIterator[None]:
@@ -237,6 +238,12 @@ async def _receive_body(stream: Stream, header: wire.Header) -> bytearray:
     body = await stream.receive(header.length)
     wire.check_body(header, body)
     return body
+
+
+def _forget(future: "asyncio.Future[Any]") -> None:
+    """Nobody waits for it any more; if it has failed, another error was raised instead."""
+    if not future.cancel() and not future.cancelled():
+        future.exception()
 
 
 def _refused(node: str, body: bytes) -> PeerRefused:

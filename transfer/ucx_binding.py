@@ -19,6 +19,7 @@ OURS = {
     "TCP_TX_SEG_SIZE": "1m",  # 8 KiB by default: a fifth of the speed
     "TCP_RX_SEG_SIZE": "1m",
     "TCP_CM_REUSEADDR": "y",  # a restarted node takes its port again at once
+    "KEEPALIVE_INTERVAL": "3s",  # when a source lets go of what belongs to peers that left
     "TCP_KEEPIDLE": "3s",
     "TCP_KEEPINTVL": "3s",
     "WARN_UNUSED_ENV_VARS": "n",  # the bindings set some that CPU hosts do not use

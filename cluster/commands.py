@@ -85,6 +85,8 @@ def _detach(directory: RunDir, options: argparse.Namespace) -> int:
     with console.status("starting the fleet"):
         state = _until_settled(directory, child)
     if state is None or state.phase != "ready":
+        child.terminate()
+        child.wait(DOWN_S)
         why = state.error if state else "it ended at once"
         raise ConfigError(f"the fleet did not start: {why}; see {log_file}")
     sys.stdout.write(f"{state.endpoint}/v1\n")

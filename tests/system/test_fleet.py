@@ -1,0 +1,117 @@
+"""A whole fleet as a user starts it: `prefixfleet up`, the OpenAI client, `status`, `down`."""
+
+import json
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import openai
+import pytest
+
+from prefixfleet.cluster.leftovers import pools_of, processes_of
+from prefixfleet.cluster.run_state import StateHome
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+DOCUMENT = (Path(__file__).parents[2] / "README.md").read_text()[:5000]
+
+
+@pytest.fixture(scope="module")
+def environ(tmp_path_factory):
+    state = tmp_path_factory.mktemp("state")
+    name = f"test-{uuid.uuid4().hex[:8]}"
+    return os.environ | {"XDG_STATE_HOME": str(state), "PREFIXFLEET_FLEET": name}
+
+
+@pytest.fixture(scope="module")
+def fleet(environ):
+    """A fleet of two, and what was written down about it."""
+    up = prefixfleet(environ, "up", "--nodes", "2", "--port", "0", "--detach")
+    assert up.returncode == 0, up.stderr
+    home = StateHome(Path(environ["XDG_STATE_HOME"]) / "prefixfleet")
+    state = home.fleet(environ["PREFIXFLEET_FLEET"]).read()
+    assert up.stdout.strip() == f"{state.endpoint}/v1"
+    yield state
+    down = prefixfleet(environ, "down")
+    assert down.returncode == 0, down.stderr
+    assert processes_of(state.run) == []
+    assert not Path(state.runtime_dir).exists()
+    assert pools_of(Path(state.runtime_dir)) == []
+
+
+def prefixfleet(environ, *arguments):
+    command = [sys.executable, "-m", "prefixfleet.cluster", *arguments]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=800)
+
+
+@pytest.fixture
+def client(fleet):
+    with openai.OpenAI(base_url=f"{fleet.endpoint}/v1", api_key="none", timeout=300) as client:
+        yield client
+
+
+def ask(client, question, **options):
+    messages = [
+        {"role": "system", "content": DOCUMENT},
+        {"role": "user", "content": question},
+    ]
+    raw = client.chat.completions.with_raw_response.create(
+        model=client.models.list().data[0].id, messages=messages, max_tokens=8, temperature=0.0,
+        **options,
+    )  # fmt: skip
+    return raw.headers, raw.parse()
+
+
+def test_the_openai_client_works_unchanged_and_reuse_changes_no_answer(client):
+    _, cold = ask(client, "What is it?", extra_body={"cache_salt": uuid.uuid4().hex})
+    _, first = ask(client, "What is it?")
+    headers, again = ask(client, "What is it?")
+    _, stream = ask(client, "What is it?", stream=True)
+    streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
+
+    answers = [a.choices[0].message.content for a in (cold, first, again)]
+    assert answers[0]
+    assert answers == [answers[0]] * 3
+    assert streamed == answers[0]
+    assert int(headers["x-prefixfleet-hit-tokens"]) > 0
+    assert headers["x-prefixfleet-node"] in ("node-0", "node-1")
+
+
+def test_completions_stream_and_do_not(client):
+    model = client.models.list().data[0].id
+    options = {"model": model, "prompt": "One, two, three,", "max_tokens": 6, "temperature": 0.0}
+
+    whole = client.completions.create(**options).choices[0].text
+    pieces = [c.choices[0].text for c in client.completions.create(stream=True, **options)]
+
+    assert whole
+    assert "".join(pieces) == whole
+
+
+def test_an_unknown_model_is_a_404_in_openais_shape(client):
+    with pytest.raises(openai.NotFoundError, match="nope"):
+        client.chat.completions.create(model="nope", messages=[{"role": "user", "content": "x"}])
+
+
+def test_status_shows_nodes_workers_and_blocks(fleet, client, environ):
+    ask(client, "What is it?")
+
+    shown = prefixfleet(environ, "status", "--json")
+
+    status = json.loads(shown.stdout)
+    assert {node["node"] for node in status["nodes"]} == {"node-0", "node-1"}
+    assert all(node["epoch"] > 0 for node in status["nodes"])
+    assert {worker["state"] for worker in status["workers"]} == {"ready"}
+    assert sum(n["stats"]["tiers"]["dram"]["resident"] for n in status["nodes"]) > 0
+    table = prefixfleet(environ, "status")
+    assert table.returncode == 0
+    assert "node-0" in table.stdout
+
+
+def test_up_twice_is_refused(fleet, environ):
+    again = prefixfleet(environ, "up", "--port", "0", "--detach")
+
+    assert again.returncode == 2
+    assert "already up" in " ".join(again.stderr.split())

@@ -3,7 +3,6 @@
 Sockets always work; UCX where a binding is installed. What is missing is said, not hidden.
 """
 
-import logging
 from dataclasses import dataclass
 
 from prefixfleet.cluster.settings import NodeSettings
@@ -13,9 +12,6 @@ from prefixfleet.transfer.tcp import TcpLink
 from prefixfleet.transfer.ucx import UcxLink
 from prefixfleet.transfer.ucx_binding import available
 
-log = logging.getLogger(__name__)
-
-
 @dataclass(frozen=True, slots=True)
 class Links:
     """Links by name. ``forced`` is the only one this node may pull over, or None; ``missing``
@@ -23,8 +19,13 @@ class Links:
 
     by_name: dict[str, Link]
     forced: str | None
-    rdma: bool
     missing: dict[str, str]
+
+    @property
+    def rdma(self) -> bool:
+        """Whether UCX has an RDMA device; False before it serves."""
+        ucx = self.by_name.get("ucx")
+        return isinstance(ucx, UcxLink) and ucx.rdma
 
 
 def open_links(settings: NodeSettings, secret: bytes) -> Links:
@@ -41,4 +42,4 @@ def open_links(settings: NodeSettings, secret: bytes) -> Links:
             f"link {forced!r} is set and cannot be used: {missing.get(forced, 'unknown')}; "
             "set PREFIXFLEET_NODE_LINK=auto, or install prefixfleet[ucx]"
         )
-    return Links(by_name=links, forced=forced, rdma=False, missing=missing)
+    return Links(by_name=links, forced=forced, missing=missing)

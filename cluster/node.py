@@ -135,6 +135,7 @@ class NodeDaemon:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
             "refused_engines": self._engines.refused,
             "degraded": self._degraded(),
@@ -159,7 +160,9 @@ class NodeDaemon:
         kind = Kind.of(hello, self._secret)
         async with self._opening:
             if self._pool is None:
-                self._pool = await self._open_pool(kind)
+                opened = await self._open_pool(kind)
+                opened.host.server.epoch = self._announcer.epoch  # it may have joined meanwhile
+                self._pool = opened
                 self._announcer.refresh()
         host = self._pool.host
         host.check_same(kind)
@@ -183,7 +186,6 @@ class NodeDaemon:
             node=name,
             on_corrupt=self._drop,
         )
-        host.server.epoch = self._announcer.epoch
         try:
             await host.listen(list(self._links.by_name.values()), self.settings.host)
         except BaseException:
@@ -244,10 +246,7 @@ class NodeDaemon:
         self._pool.cache.drop(block)
 
     def _degraded(self) -> list[str]:
-        modes = [f"link {name}: {why}" for name, why in self._links.missing.items()]
-        if self._announcer.degraded:
-            modes.append(self._announcer.degraded)
-        return modes
+        return [self._announcer.degraded] if self._announcer.degraded else []
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))

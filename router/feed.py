@@ -61,12 +61,14 @@ class Feed:
 
     async def _load_and_follow(self) -> None:
         snapshot = await self._index.snapshot()
-        self._view.load(snapshot)
+        for _ in self._view.load(snapshot):
+            await asyncio.sleep(0)
         self.loaded.set()
         self._degraded.end("index")
         async for event in self._index.follow(snapshot.cursor):
             self._view.apply(event)
             self._degraded.end("index")
+            await asyncio.sleep(0)  # a burst of events lets requests pass between two of them
 
     async def _follow_members(self) -> None:
         while True:

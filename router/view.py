@@ -5,9 +5,10 @@ things are known here before the index knows them: blocks of prompts that were j
 (`assume`), and nodes that failed before our eyes (`suspect`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from prefixfleet.router.block_table import BlockTable
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
@@ -19,6 +20,7 @@ SUSPECT_S = 5.0
 """How long a node that failed before our eyes matches nothing. Longer than its lease (3 s): if
 it is dead, the index has forgotten it by then."""
 
+LOAD_STEP_BLOCKS = 2_000  # 2 ms between two looks of the event loop at everything else
 MAX_ASSUMED_BLOCKS = 200_000
 """Bound on `assume`, a node and generation: 20 MB."""
 
@@ -47,25 +49,34 @@ class View:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._holders: dict[bytes, int] = {}
+        self._blocks = BlockTable()
         self._members: dict[str, Membership] = {}
         self._suspects: dict[str, float] = {}
         self._assumed: dict[str, _Assumed] = {}
 
     def __len__(self) -> int:
         """Blocks that at least one node holds."""
-        return len(self._holders)
+        return len(self._blocks)
 
     @property
     def members(self) -> Mapping[str, Membership]:
         """Live nodes by name, as the index told us last; suspects included."""
         return self._members
 
-    def load(self, snapshot: Snapshot) -> None:
-        """Replace everything that came from the index."""
-        self._holders = dict(snapshot.holders)
+    def load(self, snapshot: Snapshot) -> Iterator[None]:
+        """Replace everything that came from the index, a bounded step at each ``next``.
+
+        Until the last step the view answers as before; a big index takes seconds to take in.
+        """
+        blocks = BlockTable()
+        for number, (block, holders) in enumerate(snapshot.holders.items()):
+            blocks.add((block,), holders)
+            if number % LOAD_STEP_BLOCKS == 0:
+                yield
+        self._blocks = blocks
         self._members = {member.node: member for member in snapshot.members}
-        self._forget_assumptions()
+        self._assumed = {n: a for n, a in self._assumed.items() if n in self._members}
+        yield
 
     def apply(self, event: IndexEvent) -> None:
         """Follow one change. An event of a life of a node that is not the latest is ignored."""
@@ -79,9 +90,9 @@ class View:
         elif known != member:
             return
         elif event.kind == "publish":
-            self._add(event.hashes, 1 << member.slot)
+            self._blocks.add(_fields(event.hashes), 1 << member.slot)
         elif event.kind == "withdraw":
-            self._remove(event.hashes, 1 << member.slot)
+            self._blocks.remove(_fields(event.hashes), 1 << member.slot)
         elif event.kind == "leave":
             self._members.pop(member.node)
             self._drop_bit(member)
@@ -132,7 +143,7 @@ class View:
                 found |= {bits[slot]: low for slot in slots_of(nodes)} if low else {}
                 continue
             middle = (low + high) // 2
-            here = nodes & self._holders.get(chain[middle][:FIELD_BYTES], 0)
+            here = nodes & self._blocks[chain[middle][:FIELD_BYTES]]
             if here:
                 spans.append((middle + 1, high, here))
             if here != nodes:
@@ -149,34 +160,15 @@ class View:
                 found[node] = length
         return found
 
-    def _add(self, hashes: Iterable[BlockHash], bit: int) -> None:
-        holders = self._holders
-        for block in hashes:
-            key = block[:FIELD_BYTES]
-            holders[key] = holders.get(key, 0) | bit
-
-    def _remove(self, hashes: Iterable[BlockHash], bit: int) -> None:
-        holders = self._holders
-        for block in hashes:
-            key = block[:FIELD_BYTES]
-            left = holders.get(key, 0) & ~bit
-            if left:
-                holders[key] = left
-            else:
-                holders.pop(key, None)
-
     def _drop_bit(self, member: Membership | None) -> None:
         """Clear a gone member's bit everywhere, before its slot can belong to somebody else."""
-        if member is None:
-            return
-        bit = 1 << member.slot
-        changed = {key: held & ~bit for key, held in self._holders.items() if held & bit}
-        self._holders |= changed
-        for key in [key for key, held in changed.items() if not held]:
-            del self._holders[key]
+        if member is not None:
+            self._blocks.drop(1 << member.slot)
 
-    def _forget_assumptions(self) -> None:
-        self._assumed = {n: a for n, a in self._assumed.items() if n in self._members}
+
+def _fields(hashes: Sequence[BlockHash]) -> Sequence[bytes]:
+    """What the index keeps of each hash; its events carry no more."""
+    return [block[:FIELD_BYTES] for block in hashes]
 
 
 def slots_of(bitmap: int) -> list[int]:

@@ -112,7 +112,10 @@ def test_a_snapshot_replaces_everything(view):
     publish(view, A, chain(10))
     fields = {block[:FIELD_BYTES]: 0b10 for block in chain(2)}
 
-    view.load(Snapshot((B,), fields, "0-1"))
+    steps = view.load(Snapshot((B,), fields, "0-1"))
+    next(steps)
+    assert view.leading(chain(10)) == {"a": 10}  # half loaded is not loaded
+    list(steps)
 
     assert view.leading(chain(10)) == {"b": 2}
     assert set(view.members) == {"b"}

@@ -14,7 +14,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import WorkerRecord
 
 NAMESPACE = b"n" * 16
-CHAINS = {NAMESPACE: []}
+CHAINS: dict[bytes, list[bytes]] = {NAMESPACE: []}
 TOKENS_PER_S = 1000.0
 
 

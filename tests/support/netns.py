@@ -1,7 +1,7 @@
 """Hosts made of Linux namespaces: own address, processes, hostname, /root, /tmp, /dev/shm, sshd.
 
-One `Network` owns its hosts and a switch between them; nothing on the real machine changes, and
-all processes of a host end with its first one. Needs root (or CAP_SYS_ADMIN and CAP_NET_ADMIN),
+One `Network` owns its hosts and a switch between them; nothing on the real machine changes (a host
+can write to nothing but its private folders), and all processes of a host end with its first one. Needs root (or CAP_SYS_ADMIN and CAP_NET_ADMIN),
 `ip` and `nsenter`; with sshd also openssh-server and rsync (Debian: apt-get install iproute2
 util-linux openssh-server rsync).
 """
@@ -31,10 +31,15 @@ FIRST_PROCESS = """
 set -e
 mount --make-rprivate /
 mount -t proc proc /proc
-while read -r path target; do mkdir -p "$target"; mount --bind "$path" "$target"; done <"$1/keep"
+while read -r path target; do
+  mkdir -p "$target"
+  mount --bind "$path" "$target"
+  mount -o remount,bind,ro "$target" # what a host removes must never be ours
+done <"$1/keep"
 cd "$1" # from here by relative path: the folder itself may be hidden by what is mounted
 mount --no-canonicalize --bind ./hosts /etc/hosts
 for name in {private}; do mount --no-canonicalize --rbind "./$name" "/$name"; done
+mount -o remount,bind,ro / # whatever goes wrong on a host, the real machine's files are safe
 hostname "$2"
 ip link set lo up
 echo ready
@@ -74,6 +79,11 @@ class Host:
     pid: int
     init: subprocess.Popen[str]
     started: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def port(self) -> str:
+        """Name of the switch's end of its cable; names of interfaces are short."""
+        return f"port{self.address.rpartition('.')[2]}"
 
     def command(self, *argv: str | Path) -> list[str]:
         """The command line that runs ``argv`` on this host, with its working folder /root."""
@@ -120,7 +130,7 @@ class Host:
 
 @dataclass
 class Network:
-    """Hosts on one switch, 10.77.0.1 upward. ``keep``: folders that every host sees as they are.
+    """Hosts on one switch, 10.77.0.1 upward. ``keep``: folders that every host may read.
 
     The first host holds the switch and is never cut: the operator's machine.
     """
@@ -147,11 +157,11 @@ class Network:
 
     def cut(self, host: Host) -> None:
         """Pull the host's cable: packets are dropped, nothing is refused."""
-        self.hosts[0].run("ip", "link", "set", f"to-{host.name}", "down")
+        self.hosts[0].run("ip", "link", "set", host.port, "down")
 
     def heal(self, host: Host) -> None:
         """Put the cable back."""
-        self.hosts[0].run("ip", "link", "set", f"to-{host.name}", "up")
+        self.hosts[0].run("ip", "link", "set", host.port, "up")
 
     def serve_ssh(self, key: Path) -> None:
         """Start sshd on every host; whoever holds ``key`` (made here) may log in as root."""
@@ -203,10 +213,9 @@ class Network:
             host.run("ip", "addr", "add", f"{host.address}/24", "dev", "switch")
             host.run("ip", "link", "set", "switch", "up")
             return
-        link = f"to-{host.name}"
-        ends = ["ip", "link", "add", link, "netns", str(switch.pid), "type", "veth"]
+        ends = ["ip", "link", "add", host.port, "netns", str(switch.pid), "type", "veth"]
         subprocess.run([*ends, "peer", "name", "eth0", "netns", str(host.pid)], check=True)
-        switch.run("ip", "link", "set", link, "master", "switch", "up")
+        switch.run("ip", "link", "set", host.port, "master", "switch", "up")
         host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
         host.run("ip", "link", "set", "eth0", "up")
         # Leads nowhere; programs ask the routing table which address is their own.

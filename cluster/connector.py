@@ -26,6 +26,7 @@ from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from prefixfleet.cluster.connector_identity import AdapterDigests, check_supported, read_namespace
+from prefixfleet.cluster.connector_metrics import ConnectorMetrics, ConnectorStats
 from prefixfleet.cluster.connector_records import Handshake, Step
 from prefixfleet.cluster.connector_scheduler import SchedulerHalf
 from prefixfleet.cluster.connector_worker import WorkerHalf
@@ -104,6 +105,26 @@ class PrefixfleetConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         return self._scheduler.finished(request, block_ids[0])
+
+    def get_kv_connector_stats(self) -> ConnectorStats | None:
+        """Of the scheduler half; it hears what the workers did."""
+        if self.role is not KVConnectorRole.SCHEDULER:
+            return None
+        return ConnectorStats(self._scheduler.take_counts())
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> ConnectorStats:
+        return ConnectorStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> ConnectorMetrics:
+        return ConnectorMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def has_pending_push_work(self) -> bool:
         return self._scheduler.is_busy

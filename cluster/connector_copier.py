@@ -35,6 +35,14 @@ class LoadDone:
 
 
 @dataclass(frozen=True, slots=True)
+class SaveDone:
+    """A save is over; its last ``dropped`` blocks could not be saved."""
+
+    save: Save
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
 class _SaveJob:
     save: Save
     after: torch.cuda.Event | None  # the forward that filled the blocks
@@ -60,10 +68,8 @@ class Copier:
         self._open_saves: set[int] = set()
         self._cancelled: set[int] = set()
         self._loaded: list[LoadDone] = []
-        self._saved: list[Save] = []
+        self._saved: list[SaveDone] = []
         self._closing = False
-        self.failed_loads = 0
-        self.dropped_saves = 0
 
     def start(self) -> None:
         """Begin to copy what is queued."""
@@ -99,7 +105,7 @@ class Copier:
         with self._changed:
             self._cancelled |= numbers & self._open_saves
 
-    def take_results(self) -> tuple[list[LoadDone], list[Save]]:
+    def take_results(self) -> tuple[list[LoadDone], list[SaveDone]]:
         """Loads and saves that are over since the last call, each exactly once."""
         with self._changed:
             loaded, self._loaded = self._loaded, []
@@ -164,16 +170,15 @@ class Copier:
         try:
             slots = self._pool.reserve(job.save.parent, blocks)
         except FleetError as error:
-            self._drop(job, error)
+            _log(error, f"{len(job.save.blocks)} blocks are not saved")
             return False
         written = [(b, slot, i) for (b, i), slot in zip(batch, slots, strict=True) if slot >= 0]
         try:
             return not written or self._write_slots(job, written)
         except FleetError as error:
-            self._drop(job, error)
+            _log(error, f"{len(job.save.blocks)} blocks are not saved")
         except Exception:  # the engine waits for this save; it must hear of its end
             log.exception("prefixfleet: save failed")
-            self.dropped_saves += 1
         self._give_back("abandon", [block for block, *_ in written])
         return False
 
@@ -194,13 +199,8 @@ class Copier:
         except FleetError as error:  # a connection that ended gave everything back
             _log(error, f"{op} is not told to the node daemon")
 
-    def _drop(self, job: _SaveJob, error: FleetError) -> None:
-        self.dropped_saves += 1
-        _log(error, f"{len(job.save.blocks)} blocks are not saved")
-
     def _end_load(self, done: LoadDone) -> None:
         with self._changed:
-            self.failed_loads += done.good < len(done.load.blocks)
             self._loaded.append(done)
             self._open_loads -= 1
             self._changed.notify_all()
@@ -215,7 +215,7 @@ class Copier:
                 return
             self._open_saves.discard(save.number)
             self._cancelled.discard(save.number)
-            self._saved.append(save)
+            self._saved.append(SaveDone(save, len(rest if more else save.blocks)))
             self._changed.notify_all()
 
 

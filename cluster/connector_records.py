@@ -56,6 +56,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     saves: Counter[int] = field(default_factory=Counter)  # ranks that are done with a save
     failed_loads: dict[str, int] = field(default_factory=dict)  # request: blocks before the fault
+    dropped_blocks: int = 0  # of saves that failed
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both reports in one."""
@@ -63,7 +64,8 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
         failed = dict(self.failed_loads)
         for request, good in other.failed_loads.items():
             failed[request] = min(good, failed.get(request, good))
-        return Report(self.saves + other.saves, failed)
+        dropped = self.dropped_blocks + other.dropped_blocks
+        return Report(self.saves + other.saves, failed, dropped)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

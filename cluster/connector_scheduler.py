@@ -7,6 +7,7 @@ blocks' bytes. The order of its hooks within one engine step is that of the meth
 import itertools
 import logging
 import uuid
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -73,7 +74,8 @@ class SchedulerHalf:
         self._new_saves: list[Save] = []
         self._cancelled: set[int] = set()
         self._finishing: set[str] = set()
-        self.dropped_blocks = 0
+        self._counts: Counter[str] = Counter()
+        self._losses = 0  # of the daemon, counted so far
 
     def open(self, handshakes: Mapping[int, Handshake]) -> None:
         """Connect as the engine that all ranks loaded.
@@ -158,6 +160,7 @@ class SchedulerHalf:
         """What the workers did."""
         report = output.kv_connector_worker_meta or Report()
         self._failed.update(report.failed_loads)
+        self._counts["dropped_blocks"] += report.dropped_blocks
         for number, ranks in report.saves.items():
             self._open[number].ranks -= ranks
             if self._open[number].ranks == 0:
@@ -188,6 +191,12 @@ class SchedulerHalf:
             self._finishing.add(request_id)
         return waits, {PARAMS_KEY: outcome}
 
+    def take_counts(self) -> dict[str, int]:
+        """What happened since the last call, by names of `connector_metrics.COUNTERS`."""
+        losses, self._losses = self._client.losses - self._losses, self._client.losses
+        counts, self._counts = self._counts + Counter(daemon_losses=losses), Counter()
+        return dict(counts)
+
     @property
     def is_busy(self) -> bool:
         """Whether the engine must go on stepping for the copiers' sake."""
@@ -201,6 +210,7 @@ class SchedulerHalf:
         self._era = uuid.uuid4().hex
         self._client.close()
         self._lookups.clear()
+        self._losses = 0
         self._connect()
         log.warning("prefixfleet: caches reset; this engine shares no blocks with others any more")
         return True
@@ -217,6 +227,7 @@ class SchedulerHalf:
         welcome = self._client.welcome
         if welcome is None:
             prefix.found = Found(failure="daemon_lost")
+            self._counts["requests_without_daemon"] += 1
             return
         prefix.extend(welcome)
         chain = prefix.loadable()
@@ -259,6 +270,7 @@ class SchedulerHalf:
         number = next(self._numbers)
         save = Save(number, prefix.request.request_id, prefix.parent_of(first), blocks)
         prefix.saved = full
+        self._counts["saved_blocks"] += len(blocks)
         self._open[number] = _OpenSave(save, self._layout.shards)
         self._new_saves.append(save)
 
@@ -268,7 +280,7 @@ class SchedulerHalf:
         computed = request.num_computed_tokens - request.num_in_flight_tokens
         if full := self._unsaved(prefix, min(computed, len(block_ids) * prefix.block_tokens)):
             self._save(prefix, full, block_ids)
-            self.dropped_blocks += full - prefix.saved
+            self._counts["dropped_blocks"] += full - prefix.saved
 
     def _cancel_saves(self, request_id: str) -> None:
         """The engine took the request's blocks away and may overwrite them in this step."""
@@ -283,6 +295,8 @@ class SchedulerHalf:
         self._release(load.request)
         wanted = len(load.blocks)
         good = self._failed.pop(load.request, wanted)
+        self._counts["loaded_blocks"] += good
+        self._counts["failed_loads"] += good < wanted
         if (prefix := self._prefixes.get(load.request)) is not None:  # else aborted meanwhile
             prefix.note_loaded(good, wanted)
 

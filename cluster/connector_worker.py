@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from prefixfleet.cluster.connector_copier import BATCH_BLOCKS, Copier, LoadDone
+from prefixfleet.cluster.connector_copier import BATCH_BLOCKS, Copier, LoadDone, SaveDone
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
-from prefixfleet.cluster.connector_records import Report, Save, Step
+from prefixfleet.cluster.connector_records import Report, Step
 from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.store.namespace import Namespace
@@ -104,10 +104,11 @@ class WorkerHalf:
         report, self._report = self._report, Report()
         return report if report.saves or report.failed_loads else None
 
-    def _note_saved(self, saved: list[Save]) -> None:
-        for save in saved:
-            self._report.saves[save.number] += 1
-            self._open[save.request] -= 1
+    def _note_saved(self, saved: list[SaveDone]) -> None:
+        for done in saved:
+            self._report.saves[done.save.number] += 1
+            self._report.dropped_blocks += done.dropped
+            self._open[done.save.request] -= 1
         self._open = +self._open
 
     def _note_loaded(self, done: LoadDone) -> None:

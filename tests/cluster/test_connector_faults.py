@@ -39,6 +39,7 @@ def test_a_spoiled_block_is_computed_and_the_good_ones_before_it_are_used(start,
 
     assert told == expected_answer(prompt, 4)
     assert rig.reports["b"]["local_blocks"] == 4
+    assert (rig.counts["loaded_blocks"], rig.counts["failed_loads"]) == (4, 1)
 
 
 def test_a_spoiled_first_block_does_not_make_the_engine_ask_for_ever(start, daemons):
@@ -123,6 +124,7 @@ def test_without_a_daemon_the_engine_serves_and_saves_again_when_it_is_back(star
 
     other = start()
     told = answer(other, "d", prompt)
+    assert (rig.counts["requests_without_daemon"], rig.counts["daemon_losses"]) == (1, 1)
     assert alone == expected_answer(prompt_of(5 * BLOCK, seed=3), 4)
     assert told == expected_answer(prompt, 4)
     assert other.reports["d"]["local_blocks"] == 5
@@ -205,6 +207,7 @@ def test_a_save_that_fails_costs_a_later_hit_only(start, daemons, monkeypatch):
     answer(other, "b", prompt)
     assert told == expected_answer(prompt, 4)
     assert other.reports["b"]["local_blocks"] == 0
+    assert rig.counts["dropped_blocks"] == 3
     daemons.wait_unused()
 
 

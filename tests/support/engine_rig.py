@@ -10,7 +10,7 @@ import os
 import pickle
 import random
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -240,6 +240,7 @@ class EngineRig:
         self._free_blocks = self.free_blocks
         self.answers: dict[str, list[int]] = {}
         self.reports: dict[str, dict[str, Any]] = {}
+        self.counts: Counter[str] = Counter()
         self.preemptions = 0
 
     @property
@@ -292,6 +293,8 @@ class EngineRig:
         """The scheduler hears of the oldest step that it has not heard of."""
         output, result = self._flying.popleft()
         for batch in self.scheduler.update_from_output(output, result).values():
+            if batch.scheduler_stats is not None:
+                self.counts.update(batch.scheduler_stats.kv_connector_stats or {})
             for one in batch.outputs:
                 self.answers[one.request_id] += one.new_token_ids
                 if one.kv_transfer_params is not None:

@@ -8,7 +8,8 @@ from typing import Protocol
 
 import torch
 
-from prefixfleet.kernels.cpu_mover import CpuMover
+from prefixfleet.kernels.cpu_exact import ExactCpuMover
+from prefixfleet.kernels.encoding import encoding_of
 from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.kernels.slots import Slot
@@ -39,10 +40,14 @@ def mover_for(
             a CPU nor a GPU that Triton knows.
     """
     device = next(iter(caches.values())).device.type
+    if device == "cpu" and encoding_of(encoding).is_exact:
+        return ExactCpuMover(caches, layout)
     if device == "cpu":
-        return CpuMover(caches, layout, encoding)
+        from prefixfleet.kernels.cpu_encoded import EncodedCpuMover  # late: see there
+
+        return EncodedCpuMover(caches, layout, encoding)
     if device == "cuda":
-        from prefixfleet.kernels.triton_mover import TritonMover  # triton: only where a GPU is
+        from prefixfleet.kernels.triton_mover import TritonMover  # only where a GPU is
 
         return TritonMover(caches, layout, encoding, host)
     raise ValueError(f"paged KV on {device!r}: expected 'cpu' or 'cuda'")

@@ -53,12 +53,9 @@ def check_headers(slots: Sequence[torch.Tensor], expected: bytes) -> None:
 
 
 def addresses(slots: Sequence[torch.Tensor]) -> list[int]:
-    """Where each slot starts."""
-    return [slot.data_ptr() for slot in slots]
-
-
-def check_aligned(starts: Sequence[int]) -> None:
-    """Raises `ValueError` if a slot does not start on a 16-byte boundary."""
+    """Where each slot starts. Raises `ValueError` if one is not on a 16-byte boundary."""
+    starts = [slot.data_ptr() for slot in slots]
     odd = [start for start in starts if start % 16]
     if odd:
         raise ValueError(f"slot: got address {odd[0]:#x}, expected a multiple of 16")
+    return starts

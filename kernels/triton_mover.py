@@ -27,7 +27,6 @@ from prefixfleet.kernels.slots import (
     Slot,
     addresses,
     as_bytes,
-    check_aligned,
     check_distinct,
     check_headers,
     check_ids,
@@ -106,9 +105,7 @@ class TritonMover:
                     f"slot: got memory on {slot.device} that {self._device} cannot reach; "
                     "register the pool (host_memory.registered) before the first gather"
                 )
-        starts = addresses(slots)
-        check_aligned(starts)
-        return Batch.on(self._device, block_ids, starts)
+        return Batch.on(self._device, block_ids, addresses(slots))
 
     def _reaches(self, slot: torch.Tensor) -> bool:
         host = self._host

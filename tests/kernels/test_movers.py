@@ -1,5 +1,8 @@
 """Every fast path moves the bytes that the reference moves, whatever the layout."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -58,3 +61,21 @@ def test_a_mover_equals_the_reference_bit_for_bit(kind, encoding, data):
         assert is_storable(other.numpy().tobytes(), encoding)
     for name in caches:
         assert torch.equal(outcomes[0][name], outcomes[1][name])
+
+
+def test_exact_blocks_need_neither_numba_nor_triton():
+    """vLLM 0.32's CPU worker cannot start in a process that has imported llvmlite."""
+    script = (
+        "import sys, torch\n"
+        "from prefixfleet.kernels.mover import mover_for\n"
+        "from prefixfleet.kernels.paged import PagedLayout\n"
+        "caches = {'a': torch.zeros(2, 1, 2, 4)}\n"
+        "mover_for(caches, PagedLayout.from_tensors(caches))\n"
+        "print(sorted({'numba', 'llvmlite', 'triton'} & set(sys.modules)))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,4 +1,8 @@
-"""Gather and scatter on the CPU: one compiled pass over each block, bits as in `reference`."""
+"""Gather and scatter of 8-bit blocks on the CPU: one compiled pass, bits as in `reference`.
+
+Import it after the engine has started: vLLM 0.32's CPU worker looks through all modules when it
+starts, and fails on those of llvmlite, which come with numba.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import product
@@ -18,14 +22,12 @@ from prefixfleet.kernels.encoding import (
     header,
     poisoned_header,
     sections,
-    segments,
 )
-from prefixfleet.kernels.paged import PagedLayout, block_views, runs_of
+from prefixfleet.kernels.paged import PagedLayout, block_views
 from prefixfleet.kernels.slots import (
     Slot,
     addresses,
     as_bytes,
-    check_aligned,
     check_distinct,
     check_headers,
     check_ids,
@@ -34,7 +36,7 @@ from prefixfleet.kernels.slots import (
 Integers = npt.NDArray[np.int64]
 
 
-class CpuMover:
+class EncodedCpuMover:
     """Moves blocks of one set of caches. Holds views of them and nothing else; thread-safe.
 
     Making one compiles its loops, once a process: a second or two.
@@ -44,58 +46,48 @@ class CpuMover:
     """
 
     def __init__(
-        self, caches: Mapping[str, torch.Tensor], layout: PagedLayout, encoding: str = "exact"
+        self, caches: Mapping[str, torch.Tensor], layout: PagedLayout, encoding: str
     ) -> None:
         chosen = encoding_of(encoding)
         self._layout = layout
         self._views = block_views(caches, layout)  # keeps alive what the loops know by address
-        parts = () if chosen.is_exact else sections(layout, chosen)
-        self._runs = (
-            _exact_runs(self._views, layout)
-            if chosen.is_exact
-            else _plane_runs(self._views, [s for s in parts if s.codec is Codec.EXACT])
-        )
+        parts = sections(layout, chosen)
+        self._exact = _Runs.of([s for s in parts if s.codec is Codec.EXACT], self._views)
         self._loops = [
             _Loop.of(s, self._views[s.page]) for s in parts if s.codec is not Codec.EXACT
         ]
-        self._header = b"" if chosen.is_exact else header(layout, chosen)
+        self._header = header(layout, chosen)
         self.payload_bytes = encoded_bytes(layout, encoding)
         self.gather([], [])  # compiles now, not while a request waits
         self.scatter([], [])
 
     def gather(self, block_ids: Sequence[int], outs: Sequence[Slot]) -> None:
-        """As `reference.gather`; slots of 8-bit blocks start on 16-byte boundaries."""
+        """As `reference.gather`; slots start on 16-byte boundaries."""
         check_ids(self._layout, block_ids, len(outs))
         slots = [as_bytes(out, self.payload_bytes) for out in outs]
-        ids, starts = self._where(block_ids, slots)
+        ids, starts = _tables(block_ids, slots)
         poisoned = np.zeros(len(slots), np.int64)
-        copier(to_slot=True)(ids, starts, *self._runs)
+        copier(to_slot=True)(ids, starts, *self._exact)
         for loop in self._loops:
             loop.encode(ids, starts, poisoned)
-        if self._header:
-            for slot, groups in zip(slots, poisoned.tolist(), strict=True):
-                first = bytearray(poisoned_header(self._header, groups))
-                slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
+        for slot, groups in zip(slots, poisoned.tolist(), strict=True):
+            first = bytearray(poisoned_header(self._header, groups))
+            slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
 
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
-        """As `reference.scatter`; slots of 8-bit blocks start on 16-byte boundaries."""
+        """As `reference.scatter`; slots start on 16-byte boundaries."""
         check_ids(self._layout, block_ids, len(slots))
         check_distinct(block_ids)
         sources = [as_bytes(slot, self.payload_bytes) for slot in slots]
-        ids, starts = self._where(block_ids, sources)
-        if self._header:
-            check_headers(sources, self._header)
-        copier(to_slot=False)(ids, starts, *self._runs)
+        ids, starts = _tables(block_ids, sources)
+        check_headers(sources, self._header)
+        copier(to_slot=False)(ids, starts, *self._exact)
         for loop in self._loops:
             loop.decode(ids, starts)
 
-    def _where(
-        self, block_ids: Sequence[int], slots: Sequence[torch.Tensor]
-    ) -> tuple[Integers, Integers]:
-        starts = addresses(slots)
-        if self._header:
-            check_aligned(starts)
-        return np.array(block_ids, np.int64), np.array(starts, np.int64)
+
+def _tables(block_ids: Sequence[int], slots: Sequence[torch.Tensor]) -> tuple[Integers, Integers]:
+    return np.array(block_ids, np.int64), np.array(addresses(slots), np.int64)
 
 
 class _Runs(NamedTuple):
@@ -109,41 +101,17 @@ class _Runs(NamedTuple):
     gap_ends: Integers
 
     @classmethod
-    def of(
-        cls, runs: Sequence[tuple[int, int, int, int]], gaps: Sequence[tuple[int, int]] = ()
-    ) -> "_Runs":
+    def of(cls, exact: Sequence[Section], views: Sequence[torch.Tensor]) -> "_Runs":
+        runs, gaps = [], []
+        for section in exact:
+            view, plane = views[section.page], section.plane
+            item, length = view.element_size(), plane.width * view.element_size()
+            for i, start in enumerate(map(sum, product(plane.groups, plane.rows))):
+                at = view.data_ptr() + start * item
+                runs.append((at, _block_bytes(view), section.data + i * length, length))
+            gaps.append((section.data + plane.num_elements * item, section.end))
         columns = np.array(runs, np.int64).reshape(-1, 4).T.copy()
         return cls(*columns, *np.array(gaps, np.int64).reshape(-1, 2).T.copy())
-
-
-def _exact_runs(views: Sequence[torch.Tensor], layout: PagedLayout) -> _Runs:
-    runs = []
-    for view, (part, _) in zip(views, segments(layout, "exact"), strict=True):
-        offsets, length = runs_of(view)
-        runs += [
-            (view.data_ptr() + offset, _block_bytes(view), part + i * length, length)
-            for i, offset in enumerate(offsets)
-        ]
-    return _Runs.of(runs)
-
-
-def _plane_runs(views: Sequence[torch.Tensor], exact: Sequence[Section]) -> _Runs:
-    runs, gaps = [], []
-    for section in exact:
-        view, plane = views[section.page], section.plane
-        item = view.element_size()
-        length = plane.width * item
-        runs += [
-            (
-                view.data_ptr() + (g + r) * item,
-                _block_bytes(view),
-                section.data + i * length,
-                length,
-            )
-            for i, (g, r) in enumerate(product(plane.groups, plane.rows))
-        ]
-        gaps.append((section.data + plane.num_elements * item, section.end))
-    return _Runs.of(runs, gaps)
 
 
 class _Loop(NamedTuple):

@@ -54,6 +54,8 @@ def check_supported(config: "VllmConfig", kv_config: "KVCacheConfig") -> None:
         "a draft model with KV of its own": drafts is not None
         and drafts.method not in DRAFTS_WITHOUT_KV,
         "--load-format dummy": config.load_config.load_format == "dummy",
+        "--enable-sleep-mode": config.model_config.enable_sleep_mode,
+        "weights that are updated in place": config.weight_transfer_config is not None,
         "kv_load_failure_policy other than 'recompute'": (
             config.kv_transfer_config.kv_load_failure_policy != "recompute"
         ),
@@ -61,7 +63,7 @@ def check_supported(config: "VllmConfig", kv_config: "KVCacheConfig") -> None:
     if found := [reason for reason, applies in reasons.items() if applies]:
         raise ConfigError(
             f"prefixfleet cannot share this engine's KV: {'; '.join(found)}. Expected one group of "
-            "full attention, tensor parallelism at most, weights from files, and "
+            "full attention, tensor parallelism at most, weights loaded from files for good, and "
             '"kv_load_failure_policy": "recompute"'
         )
 

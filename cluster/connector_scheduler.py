@@ -61,6 +61,7 @@ class SchedulerHalf:
         self._engine = engine
         self._adapter_digest = adapter_digest
         self._clock = clock
+        self._client = EngineClient(socket, {})  # until `open`: no daemon
         self._prefixes: dict[str, Prefix] = {}
         self._lookups: dict[str, Lookup] = {}
         self._loading: dict[str, Load] = {}

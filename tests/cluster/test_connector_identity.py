@@ -248,6 +248,38 @@ def test_attention_whose_blocks_are_no_whole_prefixes_stops_the_start(tmp_path):
         check_supported(config, hybrid)
 
 
+@pytest.mark.parametrize(
+    ("part", "field", "value", "message"),
+    [
+        ("parallel_config", "pipeline_parallel_size", 2, "pipeline"),
+        ("parallel_config", "decode_context_parallel_size", 2, "context"),
+        ("load_config", "load_format", "dummy", "dummy"),
+        ("model_config", "enable_sleep_mode", True, "sleep"),
+    ],
+)
+def test_an_engine_whose_blocks_cannot_be_identified_does_not_start(
+    tmp_path, part, field, value, message
+):
+    from prefixfleet.cluster.connector_identity import check_supported
+
+    config = engine_config(model_folder(tmp_path / "m"), tmp_path / "s")
+    setattr(getattr(config, part), field, value)
+
+    with pytest.raises(ConfigError, match=message):
+        check_supported(config, kv_config())
+
+
+def test_an_engine_that_never_came_up_is_closed_in_order(tmp_path):
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+    from prefixfleet.cluster.connector import PrefixfleetConnector
+
+    config = engine_config(model_folder(tmp_path / "m"), tmp_path / "s")
+
+    for role in KVConnectorRole:
+        PrefixfleetConnector(config, role, kv_config()).shutdown()
+
+
 def test_a_daemon_that_holds_blocks_of_another_engine_stops_the_start(start, tmp_path):
     answer(start(), "a", PROMPT)
 

@@ -48,19 +48,14 @@ def read_body(raw: bytes) -> Body:
         raise BadRequest(f"the body is not a JSON object: {error}") from None
 
 
-def with_transfer_params(body: Body, params: dict[str, Any]) -> bytes:
-    """The body with ``params`` as its ``kv_transfer_params``; a client's own are dropped.
+def with_fields(body: Body, fields: dict[str, Any]) -> bytes:
+    """The body with ``fields`` set; what a client said in their place is dropped.
 
     Every other byte stays as it came. With an ordinary body this is one copy, no encoding.
     """
-    if TRANSFER_KEY in body.fields:
-        kept = {name: raw for name, raw in body.fields.items() if name != TRANSFER_KEY}
-        return msgspec.json.encode({**kept, TRANSFER_KEY: params})
+    if not fields.keys().isdisjoint(body.fields):
+        return msgspec.json.encode({**body.fields, **fields})
     end = body.raw.rindex(b"}")
     comma = b"," if body.fields else b""
-    return b'%b%b"%b":%b}' % (
-        body.raw[:end],
-        comma,
-        TRANSFER_KEY.encode(),
-        msgspec.json.encode(params),
-    )
+    # what is encoded here without its first brace ends with the brace that the body had
+    return b"%b%b%b" % (body.raw[:end], comma, msgspec.json.encode(fields)[1:])

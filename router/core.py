@@ -20,6 +20,8 @@ from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.hints import Hints
+from prefixfleet.router.keys import Key, Keys, tenant_salt
+from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.parity import check_parity
 from prefixfleet.router.pool import Pool
@@ -29,11 +31,13 @@ from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.turns import Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
+from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.records import WorkerRecord
 
 HIT_RATIOS_KEPT = 2_000
+RELOAD_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,8 @@ class Router:
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)
+        self.keys = Keys(settings.keys_file)
+        self.limits = Limits(clock)
         self.feed = Feed(fleet.index, self.view, self.degraded)
         self.roster = Roster(fleet.registry, self._examine, self.degraded)
         self._key = hash_key(fleet.secret)
@@ -83,13 +89,14 @@ class Router:
         self.hints: Hints
 
     async def __aenter__(self) -> Self:
+        self.keys.load()
         async with AsyncExitStack() as stack:
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
             self.session = await stack.enter_async_context(aiohttp.ClientSession())
             stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
-            for loop in (self.feed.run(), self.roster.run()):
+            for loop in (self.feed.run(), self.roster.run(), self._reload()):
                 stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._open = stack.pop_all()
         return self
@@ -105,6 +112,21 @@ class Router:
     def new_id(self) -> str:
         """A request's id, unique in the fleet: 64 random bits of this router and a number."""
         return next(self._ids)
+
+    def salt_of(self, key: Key, asked: str) -> str:
+        """Salt of a request's chains; see `tenant_salt`."""
+        return tenant_salt(key, asked, self._secret)
+
+    async def _reload(self) -> None:
+        """Read again what may change while the router runs."""
+        while True:
+            await asyncio.sleep(RELOAD_S)
+            try:
+                self.keys.reload_if_changed()
+            except ConfigError as error:
+                self.degraded.enter("keys", str(error), "correct the file; the old keys hold")
+            else:
+                self.degraded.end("keys")
 
     async def _examine(self, record: WorkerRecord) -> Worker:
         namespace = record.identity()

@@ -32,6 +32,12 @@ class BadRequest(Refusal):
     status, kind, code = 400, "invalid_request_error", "invalid_request"
 
 
+class Unauthorized(Refusal):
+    """The API key is absent or unknown."""
+
+    status, kind, code = 401, "invalid_request_error", "invalid_api_key"
+
+
 class UnknownModel(Refusal):
     """No worker has served this model since the router started, or it is a typing error."""
 

@@ -80,11 +80,17 @@ class KnownPrefixes:
         """Tokens remembered."""
         return self._tokens
 
-    def encode(self, text: str, encode: Callable[[str], Sequence[int]]) -> Rendered:
-        """``encode(text)``, calling it only with what follows the longest known prefix."""
+    def encode(
+        self, text: str, encode: Callable[[str], Sequence[int]], owner: str = ""
+    ) -> Rendered:
+        """``encode(text)``, calling it only with what follows the longest known prefix.
+
+        Only what the same ``owner`` asked before is known: the time it takes tells nobody what
+        others ask.
+        """
         if self._pattern is None or len(text) < MIN_CHARACTERS:
             return Rendered(encode(text))
-        places = self._places_in(text)
+        places = self._places_in(text, owner)
         at, known, count = self._longest(places)
         if known is None:
             rendered = Rendered(array("I", encode(text)))
@@ -93,9 +99,9 @@ class KnownPrefixes:
         self._remember(rendered, places, at, count)
         return rendered
 
-    def _places_in(self, text: str) -> list[_Place]:
+    def _places_in(self, text: str, owner: str) -> list[_Place]:
         assert self._pattern is not None
-        state = hashlib.blake2b(key=self._secret, digest_size=16)
+        state = hashlib.blake2b(owner.encode() + b"\0", key=self._secret, digest_size=16)
         places, done = [], 0
         for match in self._pattern.finditer(text):
             if match.group() in self._cuts:

@@ -56,7 +56,7 @@ class Metrics:
         self.hit_ratio = Histogram(
             "prefixfleet_hit_ratio",
             "Part of a prompt's tokens that was not computed",
-            ["route"],
+            ["route", "tier"],
             buckets=_RATIOS,
             registry=r,
         )

@@ -41,27 +41,27 @@ class Prompt:
         return self.rendered.token_ids
 
 
-def read_chat(body: Body, tokens: Tokens) -> Prompt:
+def read_chat(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
     """The prompt of a chat completion."""
-    return _read(body, lambda: _chat_ids(body, tokens, chat_completion(body)))
+    return _read(body, lambda: _chat_ids(body, tokens, chat_completion(body), owner))
 
 
-def read_responses(body: Body, tokens: Tokens) -> Prompt:
+def read_responses(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
     """The prompt of a request of the responses API."""
-    return _read(body, lambda: _chat_ids(body, tokens, responses(body)))
+    return _read(body, lambda: _chat_ids(body, tokens, responses(body), owner))
 
 
-def read_messages(body: Body, tokens: Tokens) -> Prompt:
+def read_messages(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
     """The prompt of a request of Anthropic's messages API."""
-    return _read(body, lambda: _chat_ids(body, tokens, anthropic_messages(body)))
+    return _read(body, lambda: _chat_ids(body, tokens, anthropic_messages(body), owner))
 
 
-def read_nothing(body: Body, tokens: Tokens) -> Prompt:
+def read_nothing(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
     """A request without a prefix to reuse: embeddings, scores, tokenising."""
     return Prompt(tokens=len(body.raw) // BYTES_PER_TOKEN, blind="this route has no prefix")
 
 
-def read_completion(body: Body, tokens: Tokens) -> Prompt:
+def read_completion(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
     """The prompt of a completion: a text, token ids, or a list of either."""
     return _read(body, lambda: _completion_ids(body, tokens))
 
@@ -104,11 +104,11 @@ def _refuse_opaque(body: Body) -> None:
             raise NotText(f"{name} is set")
 
 
-def _chat_ids(body: Body, tokens: Tokens, chat: Chat) -> list[Rendered]:
+def _chat_ids(body: Body, tokens: Tokens, chat: Chat, owner: str) -> list[Rendered]:
     text = tokens.render(chat.messages, chat.tools, **chat.variables)
     if body.get("add_special_tokens", bool):
         return [Rendered(tokens.of_text(text))]
-    return [tokens.of_chat(text)]
+    return [tokens.of_chat(text, owner)]
 
 
 def _completion_ids(body: Body, tokens: Tokens) -> list[Rendered]:

@@ -22,7 +22,7 @@ class Route:
 
     path: str
     name: str
-    read_prompt: Callable[[Body, Tokens], Prompt]
+    read_prompt: Callable[[Body, Tokens, str], Prompt]
     takes_plan: bool = True
 
 

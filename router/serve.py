@@ -7,16 +7,19 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from aiohttp import web
 from msgspec import to_builtins
 
-from prefixfleet.router.body import Body, read_body, with_transfer_params
+from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
 from prefixfleet.router.errors import BadRequest, TooBusy, UpstreamFailed
-from prefixfleet.router.headers import to_worker
+from prefixfleet.router.headers import deadline_of, to_worker
 from prefixfleet.router.inflate import inflate
+from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
@@ -33,15 +36,35 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
     """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
     received_s = router.clock()
     _refuse_if_full(router)
-    body = read_body(await _read_bytes(router, request))
-    model = body.get("model", str)
-    if model is None:
-        raise BadRequest("the field 'model' is missing or no text", param="model")
-    workers = router.roster.ready(model)
-    prompt, chains = await _understand(router, body, route, workers)
-    passage = Passage(router, request, route, body, prompt, received_s, router.new_id())
-    passage.note_prompt()
-    return await _try_workers(passage, workers, chains)
+    key = router.keys.check(_authorization(request))
+    with router.limits.admitted(key):
+        body = read_body(await _read_bytes(router, request))
+        model = body.get("model", str)
+        if model is None:
+            raise BadRequest("the field 'model' is missing or no text", param="model")
+        workers = router.roster.ready(model)
+        prompt, chains = await _understand(router, body, route, key, workers)
+        router.limits.charge_tokens(key, prompt.tokens)
+        passage = Passage(
+            router=router,
+            request=request,
+            route=route,
+            key=key,
+            body=body,
+            prompt=prompt,
+            received_s=received_s,
+            deadline_s=deadline_of(request.headers),
+            id=router.new_id(),
+        )
+        passage.note_prompt()
+        return await _try_workers(passage, workers, chains)
+
+
+def _authorization(request: web.Request) -> str | None:
+    """The header in which a client names its key: OpenAI's, or Anthropic's."""
+    if "X-Api-Key" in request.headers:
+        return f"Bearer {request.headers['X-Api-Key']}"
+    return request.headers.get("Authorization")
 
 
 async def _read_bytes(router: Router, request: web.Request) -> bytes:
@@ -59,12 +82,13 @@ def _refuse_if_full(router: Router) -> None:
 
 
 async def _understand(
-    router: Router, body: Body, route: Route, workers: Sequence[Worker]
+    router: Router, body: Body, route: Route, key: Key, workers: Sequence[Worker]
 ) -> tuple[Prompt, Chains]:
     """The prompt and its chains; off the event loop if that takes long."""
 
     def read() -> tuple[Prompt, Chains]:
-        prompt = route.read_prompt(body, workers[0].tokens)
+        prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
+        prompt = replace(prompt, salt=router.salt_of(key, prompt.salt))
         return prompt, router.dispatcher.chains(prompt, workers)
 
     with router.metrics.tokenise_s.time():
@@ -81,7 +105,13 @@ async def _try_workers(
     failures: list[str] = []
     while left and len(failures) < MAX_WORKERS_TRIED:
         dispatched = await router.turns.wait(
-            passage.id, passage.prompt, chains, left, passage.received_s
+            passage.id,
+            passage.prompt,
+            chains,
+            left,
+            passage.received_s,
+            passage.key,
+            passage.deadline_s,
         )
         try:
             return await _send(passage, dispatched)
@@ -97,7 +127,10 @@ async def _try_workers(
 def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.route.takes_plan:
         return passage.body.raw
-    return with_transfer_params(passage.body, {PARAMS_KEY: to_builtins(dispatched.plan)})
+    fields: dict[str, Any] = {TRANSFER_KEY: {PARAMS_KEY: to_builtins(dispatched.plan)}}
+    if not passage.key.shared_cache:
+        fields["cache_salt"] = passage.prompt.salt
+    return with_fields(passage.body, fields)
 
 
 async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
@@ -120,7 +153,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             router.pool,
             worker.record.url,
             request.rel_url.raw_path_qs,
-            to_worker(request.headers, passage.id),
+            to_worker(request.headers, passage.id, with_key=router.keys.path is None),
             _body_with_plan(passage, dispatched),
         ) as answer:
             charge.first_byte(router.clock())

@@ -21,3 +21,4 @@ class RouterSettings(Section):
     connect_timeout_s: float = Field(default=3.0, gt=0)  # a node's lease: longer and it is dead
     silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders
+    keys_file: Path | None = None  # API keys, see `keys`; without it everybody may ask

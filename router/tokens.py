@@ -46,9 +46,12 @@ class Tokens:
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)
 
-    def of_chat(self, text: str) -> Rendered:
-        """Token ids of a rendered chat; what an earlier turn has in common is not done again."""
-        return self._known.encode(text, lambda part: self.of_text(part, add_special_tokens=False))
+    def of_chat(self, text: str, owner: str = "") -> Rendered:
+        """Token ids of a rendered chat; what an earlier turn of ``owner`` has in common with it
+        is not done again."""
+        return self._known.encode(
+            text, lambda part: self.of_text(part, add_special_tokens=False), owner
+        )
 
     def render(
         self,

@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
+from prefixfleet.router.keys import ANYBODY, Key
 from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.shares import Shares
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
 
@@ -30,6 +32,7 @@ class _Turn(Waiting):
     prompt: Prompt
     chains: Chains
     workers: Sequence[Worker]
+    weight: float
     go: asyncio.Future[Dispatched] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -46,6 +49,7 @@ class Turns:
         self._slo_s = slo_s
         self._clock = clock
         self._queue: list[_Turn] = []
+        self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -59,28 +63,48 @@ class Turns:
         chains: Chains,
         workers: Sequence[Worker],
         arrived_s: float,
+        key: Key = ANYBODY,
+        deadline_s: float = 0.0,
     ) -> Dispatched:
         """Where the request goes, when its turn has come. ``workers`` is not empty.
+
+        ``key`` gives its tenant and priority; ``deadline_s`` is the client's own limit on the time
+        to first token, 0 for none.
 
         Raises:
             TooBusy: it would come, or has come, later than the limit on the first token.
         """
         decision = self._dispatcher.decide(prompt, chains, workers)
-        self._refuse_if_late(decision, workers, arrived_s)
+        limit_s = min(filter(None, (self._slo_s, deadline_s)), default=0.0)
+        self._refuse_if_late(decision, workers, arrived_s, limit_s)
         if not self._queue and self._is_free(decision.worker):
             # Whoever called charges the worker before anybody else can look at it: no await between
             return self._dispatcher.bind(request, decision, chains, workers)
-        turn = _Turn(arrived_s, prompt.tokens, decision.prefill_s, request, prompt, chains, workers)
+        turn = _Turn(
+            arrived_s,
+            prompt.tokens,
+            decision.prefill_s,
+            request,
+            prompt,
+            chains,
+            workers,
+            key.weight,
+            tenant=key.tenant,
+            priority=key.priority,
+        )
+        self._shares.arrives(key.tenant)
         self._queue.append(turn)
         self.look()
         try:
-            async with asyncio.timeout(self._slo_s or None):
+            async with asyncio.timeout(limit_s or None):
                 return await turn.go
         except TimeoutError:
-            raise self._too_late(self._clock() - arrived_s) from None
+            raise _too_late(self._clock() - arrived_s, limit_s) from None
         finally:
             if turn in self._queue:
                 self._queue.remove(turn)
+            if not self._queue:
+                self._shares.clear()
 
     @contextmanager
     def ending(self) -> Iterator[None]:
@@ -93,13 +117,14 @@ class Turns:
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
         now = self._clock()
-        while found := next_to_go(self._queue, now, self._decide, self._is_free):
+        while found := next_to_go(self._queue, now, self._decide, self._is_free, self._shares):
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
             if not turn.go.done():
                 bound = self._dispatcher.bind(turn.request, decision, turn.chains, turn.workers)
                 turn.go.set_result(bound)
+                self._shares.goes(turn.tenant, turn.prompt_tokens, turn.weight)
                 return self._look_soon()  # it is charged first, or the next one sees it free
         if self._queue:
             self._look_later(TICK_S)
@@ -123,19 +148,22 @@ class Turns:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self.look)
 
     def _refuse_if_late(
-        self, decision: Decision, workers: Sequence[Worker], arrived_s: float
+        self, decision: Decision, workers: Sequence[Worker], arrived_s: float, limit_s: float
     ) -> None:
+        if not limit_s:
+            return
         busy = [self._book.load(worker.name).busy_s for worker in workers]
         wait_s = max(
             expected_wait(self._queue, decision.prefill_s, busy),
             decision.total_s - decision.prefill_s,
         )
         total_s = self._clock() - arrived_s + wait_s + decision.prefill_s
-        if self._slo_s and total_s > self._slo_s:
-            raise self._too_late(total_s)
+        if total_s > limit_s:
+            raise _too_late(total_s, limit_s)
 
-    def _too_late(self, total_s: float) -> TooBusy:
-        return TooBusy(
-            f"the first token would come after {total_s:.1f} s, the limit is {self._slo_s:.1f} s",
-            retry_after_s=max(1.0, total_s - self._slo_s),
-        )
+
+def _too_late(total_s: float, limit_s: float) -> TooBusy:
+    return TooBusy(
+        f"the first token would come after {total_s:.1f} s, the limit is {limit_s:.1f} s",
+        retry_after_s=max(1.0, total_s - limit_s),
+    )

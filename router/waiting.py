@@ -8,10 +8,11 @@ systems", 1971): short prefills pass long ones, and whoever waits long gets its 
 parameter to tune.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from prefixfleet.router.policy import Decision
+from prefixfleet.router.shares import Shares
 
 MAX_CONSIDERED = 64
 """Requests looked at for one that can go, the most urgent first: a bound on the work of a turn."""
@@ -21,12 +22,15 @@ MAX_CONSIDERED = 64
 class Waiting:
     """One request that is not bound yet. Owned by the queue it waits in.
 
-    ``prefill_s`` is the last estimate of its own prefill at the best worker.
+    ``prefill_s`` is the last estimate of its own prefill at the best worker. Higher ``priority``
+    goes first.
     """
 
     arrived_s: float
     prompt_tokens: int
     prefill_s: float
+    tenant: str = field(default="", kw_only=True)
+    priority: int = field(default=0, kw_only=True)
 
 
 def response_ratio(waiting: Waiting, now: float) -> float:
@@ -35,9 +39,19 @@ def response_ratio(waiting: Waiting, now: float) -> float:
     return (max(0.0, now - waiting.arrived_s) + own) / own
 
 
-def most_urgent(queue: Sequence[Waiting], now: float) -> list[Waiting]:
-    """The queue in the order in which it is served; equals in order of arrival."""
-    return sorted(queue, key=lambda w: (-response_ratio(w, now), w.arrived_s))
+def most_urgent(
+    queue: Sequence[Waiting], now: float, shares: Shares | None = None
+) -> list[Waiting]:
+    """The queue in the order in which it is served.
+
+    By priority, then the tenant that has had least of what was ``shares``-d, then the response
+    ratio; equals in order of arrival.
+    """
+    time_of = shares.time_of if shares else lambda tenant: 0.0
+    return sorted(
+        queue,
+        key=lambda w: (-w.priority, time_of(w.tenant), -response_ratio(w, now), w.arrived_s),
+    )
 
 
 def next_to_go(
@@ -45,13 +59,14 @@ def next_to_go(
     now: float,
     decide: Callable[[Waiting], Decision],
     free: Callable[[str], bool],
+    shares: Shares | None = None,
 ) -> tuple[Waiting, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
     A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
     is asked for the best over all workers, and refreshes the request's estimate.
     """
-    for waiting in _considered(queue, now):
+    for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
         decision = decide(waiting)
         waiting.prefill_s = decision.prefill_s
         if free(decision.worker):
@@ -67,7 +82,3 @@ def expected_wait(queue: Sequence[Waiting], prefill_s: float, busy_s: Sequence[f
     """
     before = sum(w.prefill_s for w in queue if w.prefill_s <= prefill_s)
     return max(min(busy_s), (before + sum(busy_s)) / len(busy_s) if before else min(busy_s))
-
-
-def _considered(queue: Sequence[Waiting], now: float) -> Iterator[Waiting]:
-    yield from most_urgent(queue, now)[:MAX_CONSIDERED]

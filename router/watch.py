@@ -10,6 +10,7 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import OURS
+from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
@@ -17,16 +18,18 @@ from prefixfleet.router.routes import Route
 log = logging.getLogger("prefixfleet.router.decisions")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
     """One request on its way through the router."""
 
     router: Router
     request: web.Request
     route: Route
+    key: Key
     body: Body
     prompt: Prompt
     received_s: float
+    deadline_s: float  # the client's own limit on the time to first token; 0: none
     id: str
 
     def headers(self, dispatched: Dispatched) -> dict[str, str]:
@@ -99,7 +102,7 @@ class Passage:
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
         ratio = min(1.0, reused / self.prompt.tokens)
-        self.router.metrics.hit_ratio.labels(self.route.name).observe(ratio)
+        self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)
 
     def _compare_head(self, dispatched: Dispatched, head: str) -> None:

@@ -91,13 +91,14 @@ class Rig:
         token_ids: Sequence[int],
         http: str = "",
         links: dict[str, Any] | None = None,
+        salt: str = "",
     ) -> None:
         """``engine``'s node joins the index and publishes the prefix of ``token_ids``."""
         node = engine.record().node
         record = NodeRecord(node=node, host="h", http=http, stats={"links": links or {}})
         member = await self.index.join(record)
         self.members[node] = member
-        chain = chain_of(token_ids)
+        chain = chain_of(token_ids, salt)
         if chain:
             segments: dict[bytes, list[bytes]] = {}
             for head, block in zip(segment_heads(chain), chain, strict=True):

@@ -1,6 +1,6 @@
 """Tokenising what is new gives what tokenising everything gives: for any chat, in any script."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -49,7 +49,11 @@ def normalising() -> tokenizers.Tokenizer:
     return made
 
 
-KINDS = {"byte level": tokenizer, "metaspace": metaspace, "normalising": normalising}
+KINDS: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "byte level": tokenizer,
+    "metaspace": metaspace,
+    "normalising": normalising,
+}
 
 
 def known_of(kind: str) -> tuple[KnownPrefixes, tokenizers.Tokenizer]:

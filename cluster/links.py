@@ -12,6 +12,7 @@ from prefixfleet.transfer.tcp import TcpLink
 from prefixfleet.transfer.ucx import UcxLink
 from prefixfleet.transfer.ucx_binding import available
 
+
 @dataclass(frozen=True, slots=True)
 class Links:
     """Links by name. ``forced`` is the only one this node may pull over, or None; ``missing``

@@ -1,9 +1,9 @@
 """Hosts made of Linux namespaces: own address, processes, hostname, /root, /tmp, /dev/shm, sshd.
 
-One `Network` owns its hosts and a switch between them; nothing on the real machine changes (a host
-can write to nothing but its private folders), and all processes of a host end with its first one. Needs root (or CAP_SYS_ADMIN and CAP_NET_ADMIN),
-`ip` and `nsenter`; with sshd also openssh-server and rsync (Debian: apt-get install iproute2
-util-linux openssh-server rsync).
+One `Network` owns its hosts and a switch between them. Nothing on the real machine changes: a host
+can write to nothing but its private folders, and all its processes end with its first one. Needs
+root (or CAP_SYS_ADMIN and CAP_NET_ADMIN), `ip` and `nsenter`; with sshd also openssh-server and
+rsync (Debian: apt-get install iproute2 util-linux openssh-server rsync).
 """
 
 import os

@@ -55,13 +55,13 @@ class ConnectorMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         kind = metric_types[prometheus_client.Counter]
-        self._counters = {
-            name: kind(f"prefixfleet_connector_{name}", text, labelnames=labelnames)
-            for name, text in COUNTERS.items()
-        }
+        self._counters = {}  # each engine's from the start: a counter that is 0 says so
+        for name, text in COUNTERS.items():
+            counter = kind(f"prefixfleet_connector_{name}", text, labelnames=labelnames)
+            for engine, values in per_engine_labelvalues.items():
+                self._counters[engine, name] = counter.labels(*values)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Add what one engine counted."""
-        values = self.per_engine_labelvalues[engine_idx]
         for name, count in transfer_stats_data.items():
-            self._counters[name].labels(*values).inc(count)
+            self._counters[engine_idx, name].inc(count)

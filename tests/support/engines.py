@@ -108,8 +108,11 @@ class Engine:
         with hold_port(settings.host) as held:
             port = held.getsockname()[1]
             self.url = f"http://{settings.host}:{port}"
-            environ = engine_environ(settings, os.environ) | {"VLLM_SERVER_DEV_MODE": "1"}
             self._log = settings.log_file
+            environ = engine_environ(settings, os.environ) | {
+                "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+                "VLLM_RPC_BASE_PATH": str(self._log.parent),  # else it leaves sockets in /tmp
+            }
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
                     [*engine_command(settings, port), *options],
@@ -162,12 +165,11 @@ class Engine:
     def stop(self) -> None:
         """SIGINT, as from a terminal; by force if that takes too long."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGINT)
-            try:
+            self._process.send_signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(STOP_S)
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it left of its group
+            self._process.wait(STOP_S)
 
     def _is_up(self) -> bool:
         if self._process.poll() is not None:

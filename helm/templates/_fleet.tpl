@@ -7,6 +7,22 @@ templates; only the latter say themselves how Ray starts. */}}
   value: "0"
 {{- if eq .Values.fleet.kind "StatefulSet" }}{{/* KubeRay adds it to Ray's own containers */}}
 {{ include "prefixfleet.rayToken" . }}
+{{- if .Values.fleet.headRestart.enabled }}
+- name: RAY_gcs_rpc_server_reconnect_timeout_s{{/* nodes wait this long for a head */}}
+  value: "600"
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "prefixfleet.headEnv" -}}
+{{ include "prefixfleet.rayEnv" . }}
+{{- if and .Values.fleet.headRestart.enabled (eq .Values.fleet.kind "StatefulSet") }}
+- name: RAY_REDIS_ADDRESS
+  value: {{ include "prefixfleet.rayRedis" . }}
+- name: RAY_REDIS_PASSWORD
+  valueFrom: {secretKeyRef: {name: {{ .Values.secretName }}, key: redis-password}}
+- name: RAY_external_storage_namespace
+  value: {{ .Values.fleetName }}
 {{- end }}
 {{- end -}}
 
@@ -153,7 +169,7 @@ resources: {requests: {storage: {{ .sizeGiB }}Gi}}
 {{- $pod := dict "root" $root "component" "head" "values" $root.Values.fleet.head "grace" 60 "command" .command -}}
 {{- $_ := set $pod "token" (eq (include "prefixfleet.scales" $root) "true") -}}
 {{- $_ := set $pod "shareProcesses" true -}}
-{{- $_ := set $pod "env" (include "prefixfleet.rayEnv" $root) -}}
+{{- $_ := set $pod "env" (include "prefixfleet.headEnv" $root) -}}
 {{- $_ := set $pod "mounts" (printf "%s\n- {name: shm, mountPath: /dev/shm}\n- {name: home, mountPath: /home/prefixfleet}" (include "prefixfleet.fleetMounts" $root)) -}}
 {{- $_ := set $pod "volumes" (printf "%s\n- name: shm\n  emptyDir: {medium: Memory, sizeLimit: 1Gi}\n- name: home\n  emptyDir: {}" (include "prefixfleet.fleetVolumes" $root)) -}}
 {{- $_ := set $pod "containers" (include "prefixfleet.headContainer" $pod) -}}

@@ -60,13 +60,13 @@ def test_helm_finds_nothing_to_complain_about(example):
 def test_rendered_manifests_are_the_golden_ones(example):
     """A change of the manifests is a change of somebody's cluster: it shows in the review.
 
-    PREFIXFLEET_GOLDEN=write renders them anew.
+    GOLDEN=write renders them anew.
     """
     golden = GOLDEN / example.name
 
     rendered = template(example).stdout
 
-    if os.environ.get("PREFIXFLEET_GOLDEN") == "write":
+    if os.environ.get("GOLDEN") == "write":
         golden.write_text(rendered)
     assert rendered == golden.read_text()
 

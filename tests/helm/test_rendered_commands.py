@@ -24,7 +24,7 @@ SECRET = {
     "auth_token": "fedcba9876543210" * 4,
     "redis-password": "not-a-real-password",
 }
-PODS = ("demo-router", "demo-head", "demo-redis", "demo-cpu")
+PODS = ("demo-router", "demo-head", "demo-redis", "demo-ray-redis", "demo-cpu")
 
 
 class Pod:
@@ -39,11 +39,15 @@ class Pod:
         """Start a container's command with its environment."""
         container = self._container(name)
         command = container["command"] + container.get("args", [])
+        command = [word.replace("--dir /data", "--dir /root") for word in command]  # no volume
         together = self._template["spec"].get("shareProcessNamespace", False)
         apart = [] if together else ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        return self.host.start(
-            *apart, "env", *self._environ(container), *command, log=f"{name}.log"
-        )
+        self.host.start(*apart, "env", *self._environ(container), *command, log=f"{name}.log")
+
+    def kill(self):
+        """End every process of the pod at once; Ray's scratch goes with it."""
+        self.host.run("bash", "-c", "kill -9 -1", check=False)
+        self.host.run("rm", "-rf", "/tmp/ray")
 
     def exec(self, name, *command, check=True):
         """Run a command in a container, as a probe does."""
@@ -76,7 +80,8 @@ class Pod:
             values[variable["name"]] = value.replace("/etc/prefixfleet", str(self._secrets))
         values["PATH"] = f"{Path(sys.prefix) / 'bin'}:/root/bin:{os.environ['PATH']}"
         values["GRPC_DNS_RESOLVER"] = "native"  # names are in /etc/hosts: there is no DNS server
-        return [f"{name}={value}" for name, value in values.items()]
+        values["HOME"] = "/root"
+        return ["-i", *(f"{name}={value}" for name, value in values.items())]
 
 
 @pytest.fixture
@@ -84,7 +89,11 @@ def pods(tmp_path):
     values = yaml.safe_load((CHART / "examples/no-gpu.yaml").read_text())
     [group] = values["fleet"]["groups"]
     group |= {"model": "/nowhere", "workerSettings": {}}
-    manifests = objects(CHART / "examples/no-gpu.yaml", fleet__groups=[group])
+    manifests = objects(
+        CHART / "examples/no-gpu.yaml",
+        fleet__groups=[group],
+        fleet__headRestart__enabled=True,
+    )
     templates = dict(pod_templates(manifests))
     secrets = tmp_path / "secrets"
     secrets.mkdir()
@@ -134,22 +143,40 @@ def test_a_router_is_alive_before_it_is_ready(pods):
     assert not router.probe("router", "readinessProbe")
 
 
-def test_head_and_node_find_each_other_and_the_keeper_starts_what_the_node_asks_for(pods):
-    """The model is not there, and the reason arrives where an operator looks."""
+def test_head_and_node_find_each_other_and_a_new_head_finds_what_runs(pods):
+    """The keeper starts what the node asks for. The model is not there, and the reason arrives
+    where an operator looks. Ray's state is in a Redis: a lost head leaves the node daemon alone."""
     head, node = pods["demo-head"], pods["demo-cpu"]
-    pods["demo-redis"].start("redis")
-    head.start("ray")
+    for name in ("demo-redis", "demo-ray-redis"):
+        pods[name].start("redis")
+    _start_head(head)
     node.start("ray")
-
-    head.start("keeper")
     netns.wait_until(
         lambda: "node-demo-cpu" in head.log("keeper") and "config.json" in head.log("keeper"),
-        within_s=120,
+        within_s=150,
         what="a node daemon, and a worker that says what is missing",
     )
+    log, [life] = head.log("keeper"), _lives(node)
 
-    log = head.log("keeper")
-    assert re.search(r"node-demo-cpu-\w+ is up: .*10\.77\.0\.5:8100", log)
+    head.kill()
+    _start_head(head)
+    netns.wait_until(
+        lambda: "node-demo-cpu" in head.log("keeper"), within_s=150, what="a keeper that goes on"
+    )
+
+    assert re.search(r"node-demo-cpu-\w+ is up: .*10\.77\.0\.6:8100", log)
     assert re.search(r"worker-demo-cpu-0-\w+: .*PREFIXFLEET_WORKER_MODEL.*expected a folder", log)
     assert SECRET["cluster-secret"] not in log
     assert SECRET["redis-password"] not in log
+    assert _lives(node) == [life]
+
+
+def _start_head(head):
+    head.start("ray")
+    head.start("keeper")
+
+
+def _lives(node):
+    """Process of the node daemon: whoever has its port."""
+    listening = node.host.run("ss", "-ltnpH", "sport = :8100").stdout
+    return re.findall(r"pid=(\d+)", listening)

@@ -5,7 +5,6 @@ ends. Must not know how blocks are kept, pulled or published.
 """
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
@@ -134,11 +133,11 @@ class _Session:
             while True:
                 question = parse_question(await read_frame(self._reader))
                 await self._handle(question)
+                await self._drain()
         except (asyncio.IncompleteReadError, ConnectionError):
             return
         except ProtocolError as error:
-            with contextlib.suppress(ConnectionError, TimeoutError):
-                await self._answer(0, {"error": str(error)})
+            self._answer(0, {"error": str(error)})
             raise
 
     def end(self) -> None:
@@ -157,9 +156,9 @@ class _Session:
         try:
             self._cache, fields = await welcome(hello)
         except ConfigError as error:
-            await self._answer(hello.id, {"error": str(error)})
+            self._answer(hello.id, {"error": str(error)})
             raise
-        await self._answer(hello.id, fields)
+        self._answer(hello.id, fields)
 
     async def _handle(self, question: Question) -> None:
         if isinstance(question, Prepare):
@@ -171,7 +170,7 @@ class _Session:
             if isinstance(error, ProtocolError):
                 raise
             fields = {"error": str(error)}
-        await self._answer(question.id, fields)
+        self._answer(question.id, fields)
 
     async def _do(self, question: Question) -> dict[str, Any]:
         assert self._cache is not None
@@ -207,12 +206,14 @@ class _Session:
         self._release(question.request)
         task = asyncio.create_task(self._prepare(question))
         self._preparing[question.request] = task
-        task.add_done_callback(lambda _: self._prepared(question.request, task))
+        task.add_done_callback(lambda _: self._prepared(question, task))
 
-    def _prepared(self, request: str, task: asyncio.Task[None]) -> None:
-        if self._preparing.get(request) is task:
-            del self._preparing[request]
-        if not task.cancelled() and (error := task.exception()) is not None:
+    def _prepared(self, question: Prepare, task: asyncio.Task[None]) -> None:
+        if self._preparing.get(question.request) is task:
+            del self._preparing[question.request]
+        if task.cancelled():
+            self._answer(question.id, {"error": "released"})
+        elif (error := task.exception()) is not None:
             log.error("prepare failed", exc_info=error)
             self._writer.close()  # the engine must not wait for an answer that will not come
 
@@ -233,13 +234,14 @@ class _Session:
             fields = prepared.fields()
         except FleetError as error:
             fields = {"error": str(error)}
-        except asyncio.CancelledError:
-            self._writer.write(encode_frame({"id": question.id, "error": "released"}))
-            raise
-        await self._answer(question.id, fields)
+        self._answer(question.id, fields)
 
-    async def _answer(self, number: int, fields: dict[str, Any]) -> None:
-        self._writer.write(encode_frame({"id": number, **fields}))
+    def _answer(self, number: int, fields: dict[str, Any]) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(encode_frame({"id": number, **fields}))
+
+    async def _drain(self) -> None:
+        """Read no further question while the engine does not read its answers."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._writer.drain()

@@ -56,6 +56,7 @@ class Worker:
         self._index = index
         self._registry = registry
         self._url = ""
+        self._waits_for = ""
         self.ready: asyncio.Future[WorkerRecord] = asyncio.get_running_loop().create_future()
         self.starts = 0
 
@@ -105,6 +106,7 @@ class Worker:
     async def _come_up(
         self, child: Child, probe: EngineProbe, session: aiohttp.ClientSession
     ) -> WorkerRecord:
+        self._waits_for = f"{self._url}/health does not answer"
         try:
             async with asyncio.timeout(START_S):
                 await _unless_ended(child, probe.wait_healthy())
@@ -114,7 +116,8 @@ class Worker:
                 status = await _unless_ended(child, self._node_status(session))
         except TimeoutError:
             raise EngineFailed(
-                f"did not serve within {START_S:g} s; end of {child.log_file}:\n{child.log_tail()}"
+                f"did not serve within {START_S:g} s: {self._waits_for}; "
+                f"end of {child.log_file}:\n{child.log_tail()}"
             ) from None
         log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)
         return self._record(status, speed)
@@ -138,7 +141,8 @@ class Worker:
 
     async def _node_status(self, session: aiohttp.ClientSession) -> dict[str, Any]:
         """What the node's daemon says of the engine, once its connector has said hello."""
-        why = "no daemon of that name in the index"
+        node = f"node {self._settings.node}"
+        self._waits_for = f"{node}: no daemon of that name in the index"
         while True:
             try:
                 for member, record in await self._index.members():
@@ -147,10 +151,9 @@ class Worker:
                             status: dict[str, Any] = await response.json()
                         if status["namespace"]:
                             return status
-                        why = "the engine's connector has not said hello"
+                        self._waits_for = f"{node}: the engine's connector has not said hello"
             except (IndexUnavailable, aiohttp.ClientError) as error:
-                why = str(error)
-            log.debug("node %s: %s", self._settings.node, why)
+                self._waits_for = f"{node}: {error}"
             await asyncio.sleep(RENEW_S)
 
     def _record(self, status: Mapping[str, Any], speed: float) -> WorkerRecord:

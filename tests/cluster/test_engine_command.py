@@ -1,0 +1,70 @@
+"""How an engine is started: what it is told, and what it must not inherit."""
+
+import json
+from itertools import pairwise
+
+import pytest
+
+from prefixfleet.cluster.engine_command import cores_for, engine_command, engine_environ
+from prefixfleet.cluster.settings import WorkerSettings
+
+
+@pytest.fixture
+def settings(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    return WorkerSettings(
+        name="w", node="a", model=tmp_path, socket_path="/run/a.sock", log_file="/tmp/log",
+        cpu_cores="1",
+    )  # fmt: skip
+
+
+def options(command):
+    return dict(pairwise(command))
+
+
+def test_the_connector_is_told_where_its_daemon_is_and_a_failed_load_is_computed(settings):
+    transfer = json.loads(options(engine_command(settings, 9))["--kv-transfer-config"])
+
+    assert transfer["kv_connector_extra_config"]["socket"] == "/run/a.sock"
+    assert transfer["kv_load_failure_policy"] == "recompute"
+    assert transfer["kv_role"] == "kv_both"
+
+
+def test_the_settings_reach_the_engine(settings):
+    told = options(engine_command(settings, 4321))
+
+    assert told["--port"] == "4321"
+    assert told["--model"] == str(settings.model)
+    assert told["--served-model-name"] == settings.model.name
+    assert told["--max-model-len"] == "4096"
+    assert told["--kv-cache-memory-bytes"] == str(512 << 20)
+
+
+def test_the_engine_inherits_no_secret_of_ours_and_nothing_of_rays(settings):
+    base = {
+        "PATH": "/bin",
+        "PREFIXFLEET_SECRET_FILE": "/s",
+        "RAY_AUTH_TOKEN": "t",
+        "OMP_NUM_THREADS": "1",
+    }
+
+    environ = engine_environ(settings, base)
+
+    assert environ["PATH"] == "/bin"
+    assert not base.keys() & environ.keys() - {"PATH"}
+    assert environ["VLLM_CPU_OMP_THREADS_BIND"] == "1"
+    assert environ["HF_HUB_OFFLINE"] == environ["VLLM_NO_USAGE_STATS"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("workers", "cores", "shares"),
+    [
+        (1, [0, 1, 2, 3], ["0,1,2,3"]),
+        (2, [0, 1, 2, 3], ["0,1", "2,3"]),
+        (2, [4, 7, 9], ["4", "7"]),
+        (3, [0, 1], ["0", "1", "0"]),
+    ],
+)
+def test_engines_of_a_host_do_not_share_cores_while_there_are_enough(workers, cores, shares):
+    assert [cores_for(i, workers, cores) for i in range(workers)] == shares

@@ -1,0 +1,188 @@
+"""A worker and its engine: announced while it serves, started again, never left over."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+
+import aiohttp
+import node_rig
+import pytest
+from eventually import alive, until
+from node_rig import PlainEngine, running_node, settings_of
+
+from prefixfleet.cluster.settings import WorkerSettings
+from prefixfleet.cluster.worker import EngineFailed, Worker
+from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.registry import WorkerRegistry
+
+STANDIN = Path(node_rig.__file__).parent / "standin"
+
+
+@pytest.fixture
+async def index(redis_url, fleet):
+    index = RedisIndex(redis_url, fleet)
+    yield index
+    await index.close()
+
+
+@pytest.fixture
+async def registry(redis_url, fleet):
+    registry = WorkerRegistry(redis_url, fleet)
+    yield registry
+    await registry.close()
+
+
+@pytest.fixture
+def model(tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
+    return tmp_path
+
+
+@pytest.fixture
+async def node(index, tmp_path_factory):
+    """A node whose engine has said hello."""
+    settings = settings_of(tmp_path_factory.mktemp("n"))
+    async with (
+        running_node(index, settings) as daemon,
+        PlainEngine.connected(settings.socket_path),
+    ):
+        yield daemon
+
+
+@pytest.fixture
+async def start(monkeypatch, model, index, registry):
+    """Starts a worker with a stand-in engine that ``behaves`` as told."""
+    monkeypatch.setenv("PYTHONPATH", str(STANDIN))
+    tasks = []
+
+    def start(behaves="well", **settings):
+        monkeypatch.setenv("STANDIN", behaves)
+        values = {"name": "w", "node": "a", "model": model, "socket_path": "/tmp/s",
+                  "log_file": model / "engine.log"}  # fmt: skip
+        worker = Worker(WorkerSettings(**values | settings), index, registry)
+        task = asyncio.create_task(worker.run())
+        tasks.append(task)
+        return worker, task
+
+    yield start
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_an_engine_that_serves_is_announced_with_what_routers_need(start, node, registry):
+    worker, _ = start()
+
+    record = await asyncio.wait_for(worker.ready, 30)
+    (announced,) = await until(registry.workers)
+
+    assert announced == record
+    assert announced.identity() == node_rig.NAMESPACE
+    assert (announced.block_bytes, announced.max_model_tokens) == (8192, 4096)
+    assert announced.prefill_tokens_per_s > 0
+    async with aiohttp.ClientSession() as session, session.get(f"{record.url}/health") as response:
+        assert response.status == 200
+
+
+async def test_a_stopped_worker_is_withdrawn_and_its_engine_ends(start, node, registry):
+    worker, task = start()
+    record = await asyncio.wait_for(worker.ready, 30)
+    await until(registry.workers)
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert await registry.workers() == []
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(f"{record.url}/health")
+
+
+async def test_an_engine_that_dies_is_withdrawn_started_again_and_serves_at_its_old_place(
+    start, node, registry, monkeypatch
+):
+    monkeypatch.setattr("prefixfleet.cluster.worker.FIRST_PAUSE_S", 0.01)
+    worker, _ = start()
+    record = await asyncio.wait_for(worker.ready, 30)
+    await until(registry.workers)
+
+    async with aiohttp.ClientSession() as session:
+        with contextlib.suppress(aiohttp.ClientError):
+            await session.get(f"{record.url}/die")
+
+    await until(lambda: worker.starts == 2)
+
+    async def again():
+        return [w.url for w in await registry.workers()] == [record.url]
+
+    await until(again)
+
+
+async def test_an_engine_that_cannot_start_is_an_error_with_the_end_of_its_log(start, node):
+    worker, task = start("breaks")
+
+    with pytest.raises(EngineFailed, match=r"(?s)ended with status 1.*no such weights"):
+        await asyncio.wait_for(task, 30)
+    with pytest.raises(EngineFailed):
+        worker.ready.result()
+
+
+async def test_an_engine_that_answers_no_prompt_is_an_error_with_its_answer(start, node):
+    _, task = start("refuses")
+
+    with pytest.raises(ConfigError, match=r"status 400 for a prompt.*no prompts today"):
+        await asyncio.wait_for(task, 30)
+
+
+async def test_a_worker_without_a_node_says_so_when_its_time_is_over(start, monkeypatch):
+    monkeypatch.setattr("prefixfleet.cluster.worker.START_S", 3.0)
+    _, task = start()
+
+    with pytest.raises(EngineFailed, match=r"within 3 s.*no daemon of that name in the index"):
+        await asyncio.wait_for(task, 30)
+
+
+async def test_a_worker_whose_engine_uses_another_node_says_so(
+    start, index, monkeypatch, tmp_path_factory
+):
+    monkeypatch.setattr("prefixfleet.cluster.worker.START_S", 3.0)
+    async with running_node(index, settings_of(tmp_path_factory.mktemp("n"))):
+        _, task = start()
+
+        with pytest.raises(EngineFailed, match=r"within 3 s.*connector has not said hello"):
+            await asyncio.wait_for(task, 30)
+
+
+async def test_a_port_in_use_is_an_error_before_the_engine_starts(start, model):
+    server = await asyncio.start_server(lambda r, w: w.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        _, task = start(port=port)
+
+        with pytest.raises(ConfigError, match=f"127.0.0.1:{port} cannot be used"):
+            await asyncio.wait_for(task, 30)
+    assert not (model / "engine.log").exists()
+
+
+async def test_a_worker_that_is_stopped_while_its_engine_starts_leaves_nothing(start, model):
+    _, task = start()  # without a node it never gets ready
+    log = model / "engine.log"
+    await until(lambda: log.exists() and "standing in" in log.read_text())
+    (pid,) = _processes_with(str(model))
+
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+    assert not alive(pid)
+
+
+def _processes_with(argument):
+    """Numbers of the processes whose command line contains the text."""
+    found = []
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and argument.encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found

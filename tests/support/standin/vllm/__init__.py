@@ -1,0 +1,1 @@
+"""Stands in for vLLM where its process is started, not what it computes."""

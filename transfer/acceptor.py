@@ -59,7 +59,7 @@ class Acceptor:
                 sock.close()
                 continue
             tune(sock)
-            stream = Stream(sock, f"{self._served.link} caller {address[0]}")
+            stream = Stream(sock, f"{self._served.link} caller {address[0]}", self._served.crew)
             session = asyncio.create_task(serve_session(stream, secrets.randbits(63), self._served))
             self._sessions.add(session)
             session.add_done_callback(self._sessions.discard)

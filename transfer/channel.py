@@ -18,14 +18,15 @@ from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullF
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.auth import Handshake, nonce
 from prefixfleet.transfer.contact import parse_contact
+from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.link import Deadline, Range, check_lengths
 from prefixfleet.transfer.stream import Stream, dial
 from prefixfleet.transfer.wire import Kind
 
-REQUEST_BYTES = 4 * 1024 * 1024
+REQUEST_BYTES = 16 * 1024 * 1024
 """One READ asks for about so much."""
-WINDOW = 3
+WINDOW = 2
 """READs of one `read` that may be under way: the sender never waits for our next question."""
 SILENCE_BEATS = 3
 """Heartbeats without a byte from the peer after which it counts as lost."""
@@ -66,15 +67,16 @@ class Channel:
         secret: bytes,
         heartbeat_s: float,
         deadline: Deadline,
+        crew: Crew | None = None,
     ) -> Self:
         """Connect and authenticate. Raises the errors of `Peer`."""
         host, port = parse_contact(link, contact)
         async with until(deadline, f"connect to {contact}"):
-            stream = await dial(host, port, contact)
+            stream = await dial(host, port, contact, crew)
             try:
                 peer, attachment = await _introduce(stream, wire.Hello(node, link, nonce()), secret)
             except BaseException:
-                stream.close()
+                await stream.close()
                 raise
         return cls(stream, peer, attachment, heartbeat_s)
 
@@ -143,7 +145,7 @@ class Channel:
         self.fail(PeerLost("the connection was closed on this side"))
         for task in self._tasks:
             task.cancel()
-        self._stream.close()
+        await self._stream.close()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     @asynccontextmanager

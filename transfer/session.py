@@ -1,7 +1,7 @@
 """The serving end of one peer connection: authenticate, then answer until it ends.
 
-What the answers say is the `Service`'s affair; what may be read is asked of it for every piece,
-so that nothing leaves after its lease has ended.
+What the answers say is the `Service`'s affair; what may be read is asked of it before bytes leave
+and again while they leave, so that a slow reader does not outlive its lease.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.auth import Handshake, nonce
-from prefixfleet.transfer.channel import cut
+from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.link import Caller, Range, Service
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
@@ -23,10 +23,8 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S = 5.0
 SILENT_BEATS = 10
 """Heartbeats without a frame after which a caller counts as gone."""
-STALL_S = 10.0
-"""A caller that takes no byte for so long is dropped."""
-PIECE_BYTES = 1024 * 1024
-"""Bytes between two looks at the lease."""
+REGRANT_S = 0.1
+"""While bytes leave, the lease is looked at so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,7 @@ class Served:
     heartbeat_s: float
     counters: Counter[str]
     attachment: bytes = b""
+    crew: Crew | None = None
 
 
 async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
@@ -67,7 +66,7 @@ async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
         log.exception("%s: a question could not be answered", served.link)
     finally:
         served.counters[reason] += 1
-        stream.close()
+        await stream.close()
 
 
 async def _authenticate(stream: Stream, caller_id: int, served: Served) -> Caller:
@@ -116,11 +115,11 @@ async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:
             raise PeerLost(f"{caller.node}: silent for {silent_s} s") from None
         wire.check_body(header, body)
         if header.kind == Kind.PING:
-            await stream.send(wire.frame_header(Kind.PONG), stall_s=STALL_S)
+            await stream.send(wire.frame_header(Kind.PONG))
         elif header.kind == Kind.ASK:
             answer = await served.service.answer(caller, body)
             frame = wire.frame_header(Kind.ANSWER, answer, header.id)
-            await stream.send(frame, answer, stall_s=STALL_S)
+            await stream.send(frame, answer)
         else:
             ranges = wire.decode_ranges(body, served.segment.nbytes)
             await _send_ranges(stream, header.id, caller, ranges, served)
@@ -133,16 +132,19 @@ async def _send_ranges(
         served.counters["not_granted"] += 1
         await _refuse(stream, id, "not_granted", "no read lease covers the ranges")
         return
-    length = sum(part.length for part in ranges)
-    await stream.send(wire.data_header(length, id), stall_s=STALL_S)
+    header = wire.data_header(sum(part.length for part in ranges), id)
     views = [served.segment[part.offset : part.offset + part.length] for part in ranges]
-    for parts, pieces in cut(ranges, views, PIECE_BYTES):
-        if not all(served.service.grants(caller, part) for part in parts):
-            raise PeerLost(f"{caller.node}: its read lease ended before it took the bytes")
-        await stream.send(*pieces, stall_s=STALL_S)
+    sending = asyncio.create_task(stream.send(header, *views))
+    try:
+        while not (await asyncio.wait({sending}, timeout=REGRANT_S))[0]:
+            if not all(served.service.grants(caller, part) for part in ranges):
+                raise PeerLost(f"{caller.node}: its read lease ended before it took the bytes")
+        await sending
+    finally:
+        sending.cancel()
 
 
 async def _refuse(stream: Stream, id: int, reason: str, detail: str) -> None:
     body = wire.pack(wire.Refusal(reason, detail[:400]))
     with contextlib.suppress(PullFailed):
-        await stream.send(wire.frame_header(Kind.REFUSED, body, id), body, stall_s=1.0)
+        await stream.send(wire.frame_header(Kind.REFUSED, body, id), body)

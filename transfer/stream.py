@@ -1,64 +1,66 @@
-"""`Stream`: whole buffers over one non-blocking TCP socket, straight from and into memory.
+"""`Stream`: whole buffers over one TCP socket, straight from and into memory.
 
-Must not know frames. `loop.sock_recv_into` alone would do for one buffer; scattered slots want
-`recvmsg_into` and `sendmsg`, for which asyncio has nothing.
+Must not know frames. Long runs of bytes are moved by a thread that blocks in the kernel, where
+the link has one to spare; all else by the event loop, without blocking.
 """
 
 import asyncio
+import concurrent.futures
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 
 from prefixfleet.store.errors import DeadlineExceeded, PeerLost
+from prefixfleet.transfer.crew import Crew
 
 MAX_PARTS = 128
 """Buffers a system call; the kernel's own limit is 1024."""
-YIELD_BYTES = 8 * 1024 * 1024
-"""Others on the event loop get their turn at least this often."""
-USER_TIMEOUT_MS = 10_000
-"""Unacknowledged data for so long: the kernel gives the connection up."""
+IN_THREAD_BYTES = 1024 * 1024
+"""Shorter runs are not worth the way to a thread and back."""
+CALL_BYTES = 1024 * 1024
+"""A thread's system call moves about so much: then we know that the peer lives."""
+STALL_S = 10.0
+"""A peer that takes no byte for so long is given up; so is one that sends none into a target."""
 
 
 def tune(sock: socket.socket) -> None:
-    """What every peer connection wants: no delays, no waiting for a dead host."""
-    sock.setblocking(False)
+    """What every peer connection wants: no delays, no waiting for ever, not even in a thread."""
+    sock.setblocking(True)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
+    limit = struct.pack("@ll", int(STALL_S), int(STALL_S % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 class Stream:
-    """One connected socket. Owned by one connection on one event loop; one task receives, any
-    may send. Every call raises `PeerLost` when the connection is gone."""
+    """One connected, tuned socket. Owned by one connection on one event loop; one task receives,
+    any may send. Every call raises `PeerLost` when the connection is gone."""
 
-    def __init__(self, sock: socket.socket, where: str) -> None:
+    def __init__(self, sock: socket.socket, where: str, crew: Crew | None) -> None:
         self._sock = sock
+        self._fd = sock.fileno()
         self._where = where
+        self._crew = crew
         self._loop = asyncio.get_running_loop()
         self._sending = asyncio.Lock()
         self._waiters: set[asyncio.Future[None]] = set()
+        self._in_threads: set[concurrent.futures.Future[None]] = set()
         self._closed = False
         self.heard_at = time.monotonic()  # when bytes last came
 
-    async def send(self, *parts: bytes | memoryview, stall_s: float | None = None) -> None:
+    async def send(self, *parts: bytes | memoryview) -> None:
         """Send all of ``parts``, not mixed with what others send.
 
         A send that does not end leaves the peer with half a frame: close the stream after it.
-        With ``stall_s``, raises `DeadlineExceeded` when not a byte could be sent for so long.
+        Raises `DeadlineExceeded` when the peer takes no byte for `STALL_S`.
         """
         views = [memoryview(part) for part in parts if len(part)]
         async with self._sending:
-            done = since_yield = 0
-            while done < len(views):
-                try:
-                    count = self._sock.sendmsg(views[done : done + MAX_PARTS])
-                except BlockingIOError:
-                    await self._ready(self._loop.add_writer, self._loop.remove_writer, stall_s)
-                    continue
-                except OSError as error:
-                    raise self._lost(error) from error
-                done = _advance(views, done, count)
-                since_yield = await self._give_way(since_yield + count)
+            if not await self._by_thread(self._send_blocking, views):
+                await self._send(views)
 
     async def receive(self, count: int) -> bytearray:
         """The next ``count`` bytes."""
@@ -69,65 +71,132 @@ class Stream:
     async def receive_into(self, targets: Sequence[memoryview]) -> None:
         """Fill the targets, in order, with the next bytes."""
         views = [target for target in targets if target.nbytes]
-        done = since_yield = 0
+        if not await self._by_thread(self._receive_blocking, views):
+            await self._receive(views)
+
+    async def close(self) -> None:
+        """Drop the connection; whoever waits gets `PeerLost`. Afterwards no thread writes into a
+        target any more. Repeated calls do nothing."""
+        if not self._closed:
+            self._closed = True
+            self._loop.remove_reader(self._fd)
+            self._loop.remove_writer(self._fd)
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_exception(PeerLost(f"{self._where}: closed on this side"))
+            with contextlib.suppress(OSError):  # wakes the threads
+                self._sock.shutdown(socket.SHUT_RDWR)
+        if self._in_threads:
+            waits = [asyncio.wrap_future(thread) for thread in self._in_threads]
+            await asyncio.gather(*waits, return_exceptions=True)
+        self._sock.close()
+
+    async def _by_thread(
+        self, call: Callable[[list[memoryview]], None], views: list[memoryview]
+    ) -> bool:
+        """Whether a thread did it; it is not worth it for few bytes, or none may be free."""
+        if self._crew is None or sum(view.nbytes for view in views) < IN_THREAD_BYTES:
+            return False
+        if self._closed:
+            raise PeerLost(f"{self._where}: closed on this side")
+        thread = self._crew.start(call, views)
+        if thread is None:
+            return False
+        self._in_threads.add(thread)
+        thread.add_done_callback(self._in_threads.discard)
+        await asyncio.wrap_future(thread)
+        return True
+
+    def _send_blocking(self, views: list[memoryview]) -> None:
+        done = 0
         while done < len(views):
             try:
-                count = self._sock.recvmsg_into(views[done : done + MAX_PARTS])[0]
+                count = self._sock.sendmsg(_some(views, done))
             except BlockingIOError:
-                await self._ready(self._loop.add_reader, self._loop.remove_reader, None)
+                raise self._stalled() from None
+            except OSError as error:
+                raise self._lost(error) from error
+            done = _advance(views, done, count)
+
+    def _receive_blocking(self, views: list[memoryview]) -> None:
+        done = 0
+        while done < len(views):
+            try:
+                count = self._sock.recvmsg_into(_some(views, done), 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
+                raise self._stalled() from None
+            except OSError as error:
+                raise self._lost(error) from error
+            done = self._received(views, done, count)
+
+    async def _send(self, views: list[memoryview]) -> None:
+        done = 0
+        while done < len(views):
+            try:
+                count = self._sock.sendmsg(views[done : done + MAX_PARTS], (), socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self._ready(self._loop.add_writer, self._loop.remove_writer)
+                except TimeoutError:
+                    raise self._stalled() from None
                 continue
             except OSError as error:
                 raise self._lost(error) from error
-            if count == 0:
-                raise PeerLost(f"{self._where}: the peer closed the connection")
-            self.heard_at = time.monotonic()
             done = _advance(views, done, count)
-            since_yield = await self._give_way(since_yield + count)
 
-    def close(self) -> None:
-        """Drop the connection; whoever waits gets `PeerLost`. Repeated calls do nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        self._loop.remove_reader(self._sock)
-        self._loop.remove_writer(self._sock)
-        for waiter in self._waiters:
-            if not waiter.done():
-                waiter.set_exception(self._lost(OSError("closed on this side")))
-        self._sock.close()
+    async def _receive(self, views: list[memoryview]) -> None:
+        done = 0
+        while done < len(views):
+            try:
+                count = self._sock.recvmsg_into(
+                    views[done : done + MAX_PARTS], 0, socket.MSG_DONTWAIT
+                )[0]
+            except BlockingIOError:
+                await self._ready(self._loop.add_reader, self._loop.remove_reader)
+                continue
+            except OSError as error:
+                raise self._lost(error) from error
+            done = self._received(views, done, count)
 
-    async def _ready(
-        self,
-        add: Callable[..., None],
-        remove: Callable[[socket.socket], bool],
-        stall_s: float | None,
-    ) -> None:
+    def _received(self, views: list[memoryview], done: int, count: int) -> int:
+        if count == 0:
+            raise PeerLost(f"{self._where}: the peer closed the connection")
+        self.heard_at = time.monotonic()
+        return _advance(views, done, count)
+
+    async def _ready(self, add: Callable[..., None], remove: Callable[[int], bool]) -> None:
         waiter = self._loop.create_future()
         self._waiters.add(waiter)
-        add(self._sock, _wake, waiter)
+        add(self._fd, _wake, waiter)
         try:
-            async with asyncio.timeout(stall_s):
-                await waiter
-        except TimeoutError:
-            raise DeadlineExceeded(f"{self._where}: took no bytes for {stall_s} s") from None
+            await waiter
         finally:
             self._waiters.discard(waiter)
             if not self._closed:  # the number of a closed socket may be somebody else's by now
-                remove(self._sock)
-
-    async def _give_way(self, moved: int) -> int:
-        if moved < YIELD_BYTES:
-            return moved
-        await asyncio.sleep(0)
-        return 0
+                remove(self._fd)
 
     def _lost(self, error: OSError) -> PeerLost:
         return PeerLost(f"{self._where}: {error}")
+
+    def _stalled(self) -> DeadlineExceeded:
+        return DeadlineExceeded(f"{self._where}: moved no bytes for {STALL_S} s")
 
 
 def _wake(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
+
+
+def _some(views: list[memoryview], done: int) -> list[memoryview]:
+    """The next views, of about `CALL_BYTES` together."""
+    taken, size = [], 0
+    for view in views[done : done + MAX_PARTS]:
+        taken.append(view[: CALL_BYTES - size])
+        size += taken[-1].nbytes
+        if size >= CALL_BYTES:
+            break
+    return taken
 
 
 def _advance(views: list[memoryview], done: int, count: int) -> int:
@@ -142,7 +211,7 @@ def _advance(views: list[memoryview], done: int, count: int) -> int:
     return done
 
 
-async def dial(host: str, port: int, where: str) -> Stream:
+async def dial(host: str, port: int, where: str, crew: Crew | None) -> Stream:
     """Connect to the first address of ``host`` that answers. Raises `PeerLost`."""
     loop = asyncio.get_running_loop()
     last: OSError = OSError("no address")
@@ -154,11 +223,12 @@ async def dial(host: str, port: int, where: str) -> Stream:
         with contextlib.ExitStack() as undo:
             try:
                 sock = undo.enter_context(socket.socket(family, kind, protocol))
-                tune(sock)
+                sock.setblocking(False)
                 await loop.sock_connect(sock, address)
+                tune(sock)
             except OSError as error:
                 last = error
                 continue
             undo.pop_all()
-            return Stream(sock, where)
+            return Stream(sock, where, crew)
     raise PeerLost(f"{where}: {last}") from last

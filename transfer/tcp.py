@@ -7,6 +7,7 @@ from collections import Counter
 
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.channel import Channel
+from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.link import Deadline, Service
 from prefixfleet.transfer.session import Served
 
@@ -24,6 +25,7 @@ class TcpLink:
         self._secret = secret
         self._port = port
         self._heartbeat_s = heartbeat_s
+        self._crew = Crew(self.name)
         self.counters: Counter[str] = Counter()
 
     async def listen(self, host: str, segment: memoryview, service: Service) -> Acceptor:
@@ -36,6 +38,7 @@ class TcpLink:
             service=service,
             heartbeat_s=self._heartbeat_s,
             counters=self.counters,
+            crew=self._crew,
         )
         return await Acceptor.open(host, self._port, served)
 
@@ -48,7 +51,9 @@ class TcpLink:
             secret=self._secret,
             heartbeat_s=self._heartbeat_s,
             deadline=deadline,
+            crew=self._crew,
         )
 
     async def close(self) -> None:
-        """See `Link`; sockets hold nothing beyond their connections."""
+        """See `Link`."""
+        self._crew.close()

@@ -1,9 +1,11 @@
 """Frames of a peer connection: a fixed header, then a body of known length. No I/O.
 
-Header, 24 bytes, little-endian: magic "PF", version u8, kind u8, body length u32, id u64, XXH3 of
-the body u64. The body is MessagePack, opaque bytes (a question, an answer) or, for DATA, raw
-ranges, which carry their own checksums and have 0 here. The first four bytes keep their meaning
-in every version, so that peers of different versions can tell each other apart.
+Header, 64 bytes, little-endian: magic "PF", version u8, kind u8, body length u32, id u64, XXH3 of
+the body u64, zeros. A header of another length would shift the ranges behind it against the cache
+lines that they come from and go to; copies in the kernel then take a third longer. The body is
+MessagePack, opaque bytes (a question, an answer) or, for DATA, raw ranges, which carry their own
+checksums and have 0 here. The first four bytes keep their meaning in every version, so that peers
+of different versions can tell each other apart.
 """
 
 import struct
@@ -20,7 +22,7 @@ from prefixfleet.store.errors import PeerRefused, ProtocolError
 from prefixfleet.transfer.link import MAX_MESSAGE_BYTES, Range
 
 WIRE_VERSION = 1
-HEADER = struct.Struct("<2sBBIQQ")
+HEADER = struct.Struct("<2sBBIQQ40x")
 MAX_HANDSHAKE_BYTES = 1024
 MAX_WELCOME_BYTES = 64 * 1024
 MAX_DATA_BYTES = 64 * 1024 * 1024

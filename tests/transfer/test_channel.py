@@ -75,7 +75,7 @@ async def test_an_attachment_that_was_changed_on_the_way_is_refused():
 
 
 GREETINGS = {
-    "another protocol": (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(20), ProtocolError),
+    "another protocol": (b"HTTP/1.1 400 Bad Request\r\n\r\n" + bytes(64), ProtocolError),
     "another version": (wire.HEADER.pack(b"PF", 9, 2, 0, 0, 0), PeerRefused),
     "the wrong frame": (frame(Kind.PONG), ProtocolError),
     "an end": (b"", PeerLost),
@@ -103,7 +103,7 @@ async def test_a_listener_that_says_nothing_ends_at_the_deadline():
 
 
 ANSWERS = {
-    "junk": b"\x00" * 24,
+    "junk": b"\x00" * 64,
     "no such question": frame(Kind.ANSWER, b"x", id=99),
     "data for a question": frame(Kind.DATA),
     "a question of its own": frame(Kind.ASK, b"x"),

@@ -8,7 +8,7 @@ from eventually import until
 from hostile import introduce, raw_caller
 from links import SECRET, Echo, Rig, read, some_bytes
 
-from prefixfleet.transfer import session, wire
+from prefixfleet.transfer import session, stream, wire
 from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.tcp import TcpLink
 from prefixfleet.transfer.wire import Kind
@@ -60,7 +60,7 @@ async def expect_refusal(raw, reason):
 
 
 HOSTILE_BYTES = {
-    "another protocol": (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", "protocol"),
+    "another protocol": (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(64), "protocol"),
     "another version": (wire.HEADER.pack(b"PF", 99, 1, 10, 0, 0) + bytes(10), "refused"),
     "an unknown kind": (wire.HEADER.pack(b"PF", 1, 77, 0, 0, 0), "protocol"),
     "a length that lies": (wire.HEADER.pack(b"PF", 1, 1, 2**32 - 1, 0, 0), "protocol"),
@@ -182,15 +182,20 @@ async def test_a_range_without_a_lease_is_refused_and_the_connection_goes_on(lin
     assert link.counters == {"not_granted": 1}
 
 
-async def test_a_caller_that_stops_reading_is_dropped(link, service, caller, monkeypatch):
-    monkeypatch.setattr(session, "STALL_S", 0.05)
-    await introduced(caller)
+@pytest.mark.parametrize("size", [64 * MiB, 900_000], ids=["by a thread", "by the loop"])
+async def test_a_caller_that_stops_reading_is_dropped(link, service, segment, monkeypatch, size):
+    monkeypatch.setattr(stream, "STALL_S", 0.05)
+    listener = await link.listen("127.0.0.1", segment, service)
+    async with raw_caller(listener.contact) as caller:
+        await introduced(caller)
 
-    await caller.send(Kind.READ, wire.encode_ranges([Range(0, 64 * MiB)]))
+        for _ in range(-(-64 * MiB // size)):
+            await caller.send(Kind.READ, wire.encode_ranges([Range(0, size)]))
 
-    assert (await asyncio.wait_for(service.gone.get(), 20)).node == "hostile"
-    await until(lambda: link.counters)
-    assert link.counters == {"deadline": 1}
+        assert (await asyncio.wait_for(service.gone.get(), 20)).node == "hostile"
+        await until(lambda: link.counters)
+        assert link.counters == {"deadline": 1}
+    await listener.close()
 
 
 async def test_bytes_stop_when_the_lease_ends_under_a_slow_caller(link, service, caller):
@@ -199,6 +204,7 @@ async def test_bytes_stop_when_the_lease_ends_under_a_slow_caller(link, service,
     await caller.reader.readexactly(wire.HEADER.size + 1000)
 
     service.granting = False
+    await until(lambda: link.counters)
 
     received = 1000
     with contextlib.suppress(ConnectionError):

@@ -52,7 +52,7 @@ def test_any_bytes_are_a_message_or_a_protocol_error(body):
             wire.unpack(body, kind)
 
 
-@given(st.binary(min_size=24, max_size=24))
+@given(st.binary(min_size=64, max_size=64))
 def test_any_bytes_are_a_header_within_its_bounds_or_an_error(data):
     try:
         header = wire.decode_header(data)

@@ -1,6 +1,6 @@
 """The fleet under Ray: node daemons and workers as actors, placed and started again by Ray.
 
-The only file that imports Ray. Ray starts, places and restarts; it never carries a request or a
+Ray starts, places and restarts; it never carries a request or a
 block, and it does not decide what is alive (leases in Redis do).
 """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from prefixfleet.router.connection import Connection
+from prefixfleet.router.dead_peers import watch
 
 KEEP_ALIVE_S = 4.0
 """Idle connections are closed after this. vLLM and SGLang close theirs after 5 s: be first."""
@@ -61,12 +62,13 @@ class Pool:
         """A new connection. Raises `OSError`, `TimeoutError`."""
         target = self.target(url)
         async with asyncio.timeout(self._connect_timeout_s):
-            _, connection = await asyncio.get_running_loop().create_connection(
+            transport, connection = await asyncio.get_running_loop().create_connection(
                 lambda: Connection(self._silence_timeout_s),
                 target.host,
                 target.port,
                 ssl=target.tls,
             )
+        watch(transport)
         self._busy.add(connection)
         return connection
 

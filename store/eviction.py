@@ -5,7 +5,9 @@ order); an order only ranks those. No clock and no I/O in here: the time is an a
 """
 
 import heapq
+import math
 from array import array
+from collections.abc import Sequence
 from typing import Protocol
 
 from prefixfleet.store.chain import BlockHash
@@ -25,6 +27,11 @@ class EvictionOrder(Protocol):
         """A block became resident. ``parent`` is empty and ``position`` 0 at the chain's root."""
         ...
 
+    def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
+        """A request asks for ``chain``, from its root; ``resident`` leading blocks are here.
+        Once a request, before its blocks are touched or inserted."""
+        ...
+
     def touch(self, slot: int, *, now: float) -> None:
         """A resident block was used again: a hit."""
         ...
@@ -41,9 +48,14 @@ class EvictionOrder(Protocol):
         """The block leaves, evicted or dropped. It is not offered when this is called."""
         ...
 
-    def first(self, *, now: float) -> int | None:
-        """The offered block to evict first; None when no block is offered. Changes nothing
-        that matters to the next answer: the pool retracts and removes what it takes."""
+    def worth(self, block: BlockHash, *, position: int) -> float:
+        """What it is worth to store this block of the latest request; infinite: at any price."""
+        ...
+
+    def first(self, *, now: float, below: float = math.inf) -> int | None:
+        """The offered block to evict first; None when no block is offered, or none is worth
+        less than ``below``. Changes nothing that matters to the next answer: the pool retracts
+        and removes what it takes."""
         ...
 
 
@@ -67,6 +79,9 @@ class LruOrder:
             self._used.extend([0.0] * (slot + 1 - len(self._used)))
         self._used[slot] = now
 
+    def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
+        """See `EvictionOrder`; says nothing that `touch` does not."""
+
     def touch(self, slot: int, *, now: float) -> None:
         """See `EvictionOrder`."""
         self._used[slot] = now
@@ -86,8 +101,12 @@ class LruOrder:
         """See `EvictionOrder`."""
         self._offered.discard(slot)
 
-    def first(self, *, now: float) -> int | None:
-        """See `EvictionOrder`."""
+    def worth(self, block: BlockHash, *, position: int) -> float:
+        """See `EvictionOrder`; what is new is used last, so it is worth most."""
+        return math.inf
+
+    def first(self, *, now: float, below: float = math.inf) -> int | None:
+        """See `EvictionOrder`; whatever is ``below``: nothing here is worth as much as the new."""
         while self._heap:
             used, slot = self._heap[0]
             if slot in self._offered and self._used[slot] == used:

@@ -5,6 +5,7 @@ matched), then *leaving* (on its way out of the index, no longer matched), then 
 blocks always form unbroken chains from a root.
 """
 
+import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -121,14 +122,26 @@ class SlotPool:
         """Place in its chain of the block in ``slot``; 0 at the root."""
         return self._tree.depth(slot)
 
-    def choose_victims(self, count: int) -> Victims:
+    def observe(self, chain: Sequence[BlockHash]) -> None:
+        """Tell the eviction order that a request asks for ``chain``, from its root. Once a
+        request, and before its blocks are pinned: an order that learns lives on it."""
+        self._order.observe(chain, self.match(chain), now=self._clock())
+
+    def worth(self, block: BlockHash, position: int) -> float:
+        """What the eviction order would give to store this block: see `EvictionOrder.worth`."""
+        return self._order.worth(block, position=position)
+
+    def choose_victims(self, count: int, *, below: float = math.inf) -> Victims:
         """Up to ``count`` blocks that leave, leaf first, in the pool's eviction order.
 
-        Never a pinned block, nor one that others follow. Fewer come back when no more may go.
+        Never a pinned block, nor one that others follow. Fewer come back when no more may go, or
+        none is worth less than ``below``.
         """
         slots: list[int] = []
         now = self._clock()
-        while len(slots) < count and (slot := self._order.first(now=now)) is not None:
+        while len(slots) < count:
+            if (slot := self._order.first(now=now, below=below)) is None:
+                break
             self._leave(slot)
             slots.append(slot)
         return self._victims(slots)

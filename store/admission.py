@@ -1,0 +1,42 @@
+"""Admission: of the new blocks of a request, store those that are worth more than what must go.
+
+A block that will hardly return would push out one that may. The eviction order prices both, so
+the decision is one comparison; an order without prices (LRU) admits everything.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.pool import SlotPool, Victims
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``blocks`` leading blocks can be stored once ``victims`` are withdrawn and freed."""
+
+    blocks: int
+    victims: Victims
+
+
+def make_room(pool: SlotPool, missing: Sequence[BlockHash], position: int) -> Room:
+    """Victims for ``missing``, a chain's blocks from ``position`` on that are not in the pool.
+
+    The pool must have observed the request. Free slots are used whatever a block is worth. Pin
+    what lies before ``missing`` first, or it may be among the victims. The victims *must* be
+    freed, as those of `SlotPool.choose_victims`.
+    """
+    blocks = min(pool.free_slots, len(missing))
+    hashes: list[BlockHash] = []
+    slots: list[int] = []
+    rest = range(blocks, len(missing))
+    for worth, group in itertools.groupby(rest, key=lambda i: pool.worth(missing[i], position + i)):
+        wanted = len(list(group))
+        victims = pool.choose_victims(wanted, below=worth)
+        hashes += victims.hashes
+        slots += victims.slots
+        blocks += len(victims.slots)
+        if len(victims.slots) < wanted:
+            break
+    return Room(blocks, Victims(tuple(hashes), tuple(slots)))

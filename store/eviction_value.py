@@ -1,0 +1,145 @@
+"""`ValueOrder`: the block goes first whose absence is likely to cost least.
+
+Worth of a block = reuses a second it is worth keeping for (`ReuseModel.index` of the class and age
+of its last use) x seconds lost when it is asked for and not here. Those are the seconds to compute
+it at its depth or, where another node holds a copy, to fetch it, if that is less: the last copy in
+the fleet is worth more than the fifth. New blocks compete like all others: one that is worth less
+than what it would push out is better not stored (`store/admission.py`).
+
+As evidence grows, this learns by itself what LRU cannot know: that a conversation's next turn comes
+after a while, not at once; that a scan never returns; which templates bring talkative users. When
+it has served fewer hits than LRU would have, it ranks by last use until it has proved itself anew.
+Time: a few samples an eviction, like LRU in Redis; a request costs O(its blocks).
+"""
+
+import math
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.eviction_guard import Guard
+from prefixfleet.store.eviction_history import UseHistory
+from prefixfleet.store.reuse import UNKNOWN, bucket
+
+SAMPLES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """Seconds that a missing block costs. By default every block costs the same.
+
+    ``recompute_s`` for a chain's first block, ``deeper_s`` more for each block before it: attention
+    is quadratic. ``fetch_s`` to pull it from a peer that has it.
+    """
+
+    recompute_s: float = 1.0
+    deeper_s: float = 0.0
+    fetch_s: float = math.inf
+
+    def loss_s(self, position: int, copies: int) -> float:
+        """What the block at ``position`` costs when ``copies`` other nodes hold it."""
+        recompute_s = self.recompute_s + self.deeper_s * position
+        return min(recompute_s, self.fetch_s) if copies else recompute_s
+
+
+class ValueOrder:
+    """See `EvictionOrder`. Owned by its pool of ``num_slots``; equal seeds, equal choices."""
+
+    def __init__(self, num_slots: int, prices: Prices | None = None, *, seed: int = 0) -> None:
+        self._prices = prices or Prices()
+        self._history = UseHistory(num_slots)
+        self._guard = Guard()
+        self._draw = random.Random(seed)
+        self._hash: list[BlockHash] = [b""] * num_slots
+        self._used = array("d", [0.0]) * num_slots
+        self._class = array("H", [UNKNOWN]) * num_slots
+        self._position = array("I", [0]) * num_slots
+        self._loss_s = array("d", [0.0]) * num_slots
+        self._offered = array("I")
+        self._place = array("I", [0]) * num_slots  # of a slot in ``_offered``
+        self._is_offered = bytearray(num_slots)
+        self._resident = 0
+        self._last_offered = 0
+        self._chosen = (0, -math.inf, 0.0)  # slot, time, rank
+
+    def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
+        """See `EvictionOrder`."""
+        self._guard.follow(resident, self._history.observe(chain, now, self._resident))
+
+    def insert(
+        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
+    ) -> None:
+        """See `EvictionOrder`."""
+        self._resident += 1
+        self._hash[slot] = block
+        self._position[slot] = position
+        self._loss_s[slot] = self._prices.loss_s(position, 0)
+        self.touch(slot, now=now)
+
+    def touch(self, slot: int, *, now: float) -> None:
+        """See `EvictionOrder`."""
+        self._used[slot] = now
+        self._class[slot] = self._history.class_of(self._hash[slot])
+
+    def note_copies(self, slot: int, copies: int) -> None:
+        """``copies`` other nodes hold this resident block, as the index said of late."""
+        self._loss_s[slot] = self._prices.loss_s(self._position[slot], copies)
+
+    def offer(self, slot: int) -> None:
+        """See `EvictionOrder`."""
+        self._place[slot] = len(self._offered)
+        self._offered.append(slot)
+        self._is_offered[slot] = True
+        self._last_offered = slot
+
+    def retract(self, slot: int) -> None:
+        """See `EvictionOrder`."""
+        last = self._offered.pop()
+        if last != slot:
+            place = self._offered[self._place[slot]] = last
+            self._place[place] = self._place[slot]
+        self._is_offered[slot] = False
+
+    def remove(self, slot: int) -> None:
+        """See `EvictionOrder`."""
+        self._resident -= 1
+
+    def worth(self, block: BlockHash, *, position: int) -> float:
+        """See `EvictionOrder`."""
+        if not self._guard.trusts:
+            return math.inf
+        index = self._history.model.index(self._history.class_of(block))
+        return index[0] * self._prices.loss_s(position, 0)
+
+    def first(self, *, now: float, below: float = math.inf) -> int | None:
+        """See `EvictionOrder`. The least of a few that are drawn; but when the last answer was
+        taken and its parent is worth no more, the parent: a chain goes as a whole."""
+        slot, at, rank = self._chosen
+        if at != now or not self._is_offered[slot]:
+            heir = self._last_offered
+            if not self._offered:
+                return None
+            if at != now or not self._is_offered[heir] or self._rank(heir, now) > rank:
+                heir = self._draw_least(now)
+            slot, rank = heir, self._rank(heir, now)
+            self._chosen = (slot, now, rank)
+        return slot if rank < below else None
+
+    def _draw_least(self, now: float) -> int:
+        offered, count, draw = self._offered, len(self._offered), self._draw.random
+        if count <= SAMPLES:
+            drawn = list(offered)
+        else:
+            drawn = [offered[int(draw() * count)] for _ in range(SAMPLES)]
+            if self._is_offered[self._last_offered]:
+                drawn.append(self._last_offered)
+        ranks = [self._rank(slot, now) for slot in drawn]
+        return drawn[ranks.index(min(ranks))]
+
+    def _rank(self, slot: int, now: float) -> float:
+        age_s = now - self._used[slot]
+        if not self._guard.trusts:
+            return -age_s
+        return self._history.model.index(self._class[slot])[bucket(age_s)] * self._loss_s[slot]

@@ -8,10 +8,11 @@ licences of the installed packages.
 
     python tests/bench/quality.py --prompts 200 --budget-s 7200 --json
 
-Results are kept, a line a prompt; a run goes on where the last one stopped.
+Results are kept by prompt, a line each; a run goes on where the last one stopped.
 """
 
 import argparse
+import hashlib
 import importlib.metadata
 import json
 import pydoc_data.topics
@@ -142,18 +143,18 @@ def run(args):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     codecs = {name: Codec(name, model.config) for name in NAMES}
     lines = args.results.read_text().splitlines() if args.results.exists() else []
-    results = [
-        r for r in map(json.loads, lines) if r["of"] == args.prompts and set(NAMES) <= set(r)
-    ]
+    known = {r["prompt"]: r for r in map(json.loads, lines) if set(NAMES) <= set(r)}
+    results = []
     end = time.monotonic() + args.budget_s
     with args.results.open("a") as file:
-        for number, tokens in enumerate(prompts(tokenizer, args.prompts)):
-            if number in {r["prompt"] for r in results}:
-                continue
-            if time.monotonic() > end:
-                break
-            results.append({"prompt": number, "of": args.prompts, **measure(model, codecs, tokens)})
-            print(json.dumps(results[-1]), file=file, flush=True)
+        for tokens in prompts(tokenizer, args.prompts):
+            name = hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).hexdigest()
+            if name not in known:
+                if time.monotonic() > end:
+                    continue
+                known[name] = {"prompt": name, **measure(model, codecs, tokens)}
+                print(json.dumps(known[name]), file=file, flush=True)
+            results.append(known[name])
             print(f"\r{len(results)} of {args.prompts} prompts", end="", file=sys.stderr)
     return results, codecs
 

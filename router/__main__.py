@@ -19,6 +19,7 @@ from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
 
 BACKLOG = 4_096  # connections that a burst may open before they are accepted; Linux's own limit
+LOAD_LIMIT_S = 5.0  # without an index the router serves all the same, by load
 DRAIN_S = 10.0  # streams get this long to end after a signal to stop
 
 
@@ -53,6 +54,8 @@ async def _serve(
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
         router = await stack.enter_async_context(Router(Fleet(index, registry, secret), settings))
+        with contextlib.suppress(TimeoutError):  # the first requests should find what there is
+            await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)
         await _listen(router)
 
 

@@ -148,7 +148,7 @@ class Dispatcher:
                     wait_s=max(0.0, self._sending.get(source, 0.0) - self._clock()),
                 )
                 for source, blocks in held.items()
-                if source != node
+                if source != node and source in self.view.members
             ],
         )
 

@@ -17,6 +17,7 @@ from prefixfleet.store.records import NodeRecord
 
 POLL_S = 1.0
 RETRY_S = 0.5
+EMPTY_ANSWERS = 5  # in a row until an index that knows nobody is believed
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,7 @@ class Feed:
         self._view = view
         self._degraded = degraded
         self._records: dict[str, NodeRecord] = {}
+        self._empty_answers = 0
         self.gaps = 0
         self.loaded = asyncio.Event()
 
@@ -81,6 +83,9 @@ class Feed:
     async def _read_members(self) -> None:
         known = set(self._view.members.values())
         listed = await self._index.members()
+        self._empty_answers = 0 if listed else self._empty_answers + 1
+        if known and 0 < self._empty_answers < EMPTY_ANSWERS:
+            return  # all at once: rather the index was emptied than every node died
         # A node that joined while we asked is in the view and not in the answer: keep it
         self._view.forget(known - {member for member, _ in listed})
         self._records = {member.node: record for member, record in listed}

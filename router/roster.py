@@ -22,6 +22,7 @@ POLL_S = 1.0
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 5.0
 MAX_EXAMINED_AT_ONCE = 8
+EMPTY_ANSWERS = 5  # in a row until a registry that knows nobody is believed
 STATES = ("checking", "ready", "refused", "down", "draining")
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ class Roster:
         self._examine = examine
         self._degraded = degraded
         self._seats: dict[str, _Seat] = {}
+        self._empty_answers = 0
         self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
 
     def ready(self, model: str) -> list[Worker]:
@@ -125,6 +127,9 @@ class Roster:
                 "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
             )
             return
+        self._empty_answers = 0 if records else self._empty_answers + 1
+        if self._seats and 0 < self._empty_answers < EMPTY_ANSWERS:
+            return  # all at once: rather the registry was emptied than every worker died
         self._degraded.end("registry")
         self.take(records)
 

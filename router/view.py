@@ -20,6 +20,10 @@ SUSPECT_S = 5.0
 """How long a node that failed before our eyes matches nothing. Longer than its lease (3 s): if
 it is dead, the index has forgotten it by then."""
 
+INHERIT_S = 5.0
+"""How long a life of a node is believed after the index lost its memory: until every node has
+noticed, joined again and published what it holds."""
+
 LOAD_STEP_BLOCKS = 2_000  # 2 ms between two looks of the event loop at everything else
 MAX_ASSUMED_BLOCKS = 200_000
 """Bound on `assume`, a node and generation: 20 MB."""
@@ -51,6 +55,11 @@ class View:
         self._clock = clock
         self._blocks = BlockTable()
         self._members: dict[str, Membership] = {}
+        self._bits: dict[Membership, int] = {}  # our own numbers: those of the index may come again
+        self._free_bits: list[int] = []
+        self._bits_made = 0
+        self._inherited: dict[str, tuple[int, float]] = {}  # bit of a former life, and until when
+        self._memory_lost_s = float("-inf")
         self._suspects: dict[str, float] = {}
         self._assumed: dict[str, _Assumed] = {}
 
@@ -66,16 +75,21 @@ class View:
     def load(self, snapshot: Snapshot) -> Iterator[None]:
         """Replace everything that came from the index, a bounded step at each ``next``.
 
-        Until the last step the view answers as before; a big index takes seconds to take in.
+        Until the last step the view answers as before; a big index takes seconds to take in. A
+        life that we know and the snapshot does not has not ended: the index has lost its memory,
+        and the nodes still have their blocks. It is believed for `INHERIT_S` more, also when its
+        node joins anew meanwhile.
         """
-        blocks = BlockTable()
+        bits = {member: self._new_bit() for member in snapshot.members}
+        own = {1 << member.slot: bit for member, bit in bits.items()}
+        translated: dict[int, int] = {}
         for number, (block, holders) in enumerate(snapshot.holders.items()):
-            blocks.add((block,), holders)
+            if holders not in translated:
+                translated[holders] = sum(bit for slot, bit in own.items() if holders & slot)
+            self._blocks.add((block,), translated[holders])
             if number % LOAD_STEP_BLOCKS == 0:
                 yield
-        self._blocks = blocks
-        self._members = {member.node: member for member in snapshot.members}
-        self._assumed = {n: a for n, a in self._assumed.items() if n in self._members}
+        self._replace(bits)
         yield
 
     def apply(self, event: IndexEvent) -> None:
@@ -84,23 +98,24 @@ class View:
         known = self._members.get(member.node)
         if event.kind == "join":
             if known is None or known.epoch < member.epoch:
-                self._drop_bit(known)
-                self._members[member.node] = member
-                self._assumed.pop(member.node, None)
+                self._join(member, known)
         elif known != member:
             return
         elif event.kind == "publish":
-            self._blocks.add(_fields(event.hashes), 1 << member.slot)
+            self._blocks.add(_fields(event.hashes), self._bits[member])
         elif event.kind == "withdraw":
-            self._blocks.remove(_fields(event.hashes), 1 << member.slot)
+            self._blocks.remove(_fields(event.hashes), self._bits[member])
         elif event.kind == "leave":
-            self._members.pop(member.node)
-            self._drop_bit(member)
+            self._end(member)
+            self._disinherit(member.node)
             self._assumed.pop(member.node, None)
 
     def forget(self, gone: Iterable[Membership]) -> None:
-        """Forget members whose lease ended, whether or not an event says so."""
-        for member in gone:
+        """Forget members whose lease ended, whether or not an event says so.
+
+        Not while the index itself has just lost its memory: then it knows nobody's lease.
+        """
+        for member in gone if self._clock() >= self._memory_lost_s + INHERIT_S else ():
             self.apply(IndexEvent("leave", member))
 
     def suspect(self, node: str) -> None:
@@ -133,14 +148,15 @@ class View:
         first), so the nodes that hold block i are among those that hold block i - 1. About
         log2(blocks) probes for each different length, a microsecond each.
         """
-        bits = {m.slot: m.node for m in self._members.values() if not self.is_suspect(m.node)}
-        mask = sum(1 << slot for slot in bits)
+        nodes_of = self._nodes_of_bits()
+        mask = sum(nodes_of)
         found: dict[str, int] = {}
         spans = [(0, len(chain), mask)] if mask else []
         while spans:
             low, high, nodes = spans.pop()  # every one of `nodes` holds the blocks before `low`
             if low == high:
-                found |= {bits[slot]: low for slot in slots_of(nodes)} if low else {}
+                for bit in bits_of(nodes) if low else ():
+                    found[nodes_of[bit]] = max(low, found.get(nodes_of[bit], 0))
                 continue
             middle = (low + high) // 2
             here = nodes & self._blocks[chain[middle][:FIELD_BYTES]]
@@ -160,10 +176,65 @@ class View:
                 found[node] = length
         return found
 
-    def _drop_bit(self, member: Membership | None) -> None:
-        """Clear a gone member's bit everywhere, before its slot can belong to somebody else."""
-        if member is not None:
-            self._blocks.drop(1 << member.slot)
+    def _nodes_of_bits(self) -> dict[int, str]:
+        """Names of the nodes that may match, by their bits."""
+        now = self._clock()
+        for node in [n for n, (_, until_s) in self._inherited.items() if now >= until_s]:
+            self._disinherit(node)
+        found = {bit: member.node for member, bit in self._bits.items()}
+        found |= {bit: node for node, (bit, _) in self._inherited.items()}
+        if self._suspects:
+            found = {bit: node for bit, node in found.items() if not self.is_suspect(node)}
+        return found
+
+    def _join(self, member: Membership, before: Membership | None) -> None:
+        if before is None:
+            pass
+        elif self._clock() < self._memory_lost_s + INHERIT_S:
+            self._inherit(before)
+        else:
+            self._end(before)
+            self._assumed.pop(member.node, None)
+        self._members[member.node] = member
+        self._bits[member] = self._new_bit()
+
+    def _replace(self, bits: dict[Membership, int]) -> None:
+        """Put the lives of a snapshot in the place of those that were known."""
+        known = list(self._bits)
+        if any(member not in bits for member in known):
+            self._memory_lost_s = self._clock()
+        for member in known:
+            if member in bits:
+                self._end(member)
+            else:
+                self._inherit(member)
+        self._bits = dict(bits)
+        self._members = {member.node: member for member in bits}
+
+    def _inherit(self, member: Membership) -> None:
+        """Believe a life that the index has forgotten for a while."""
+        self._disinherit(member.node)
+        self._inherited[member.node] = (self._bits.pop(member), self._clock() + INHERIT_S)
+        del self._members[member.node]
+
+    def _disinherit(self, node: str) -> None:
+        if entry := self._inherited.pop(node, None):
+            self._release(entry[0])
+
+    def _end(self, member: Membership) -> None:
+        """A life is over: its bit goes out everywhere, and may be somebody else's."""
+        self._release(self._bits.pop(member))
+        del self._members[member.node]
+
+    def _new_bit(self) -> int:
+        if self._free_bits:
+            return self._free_bits.pop()
+        self._bits_made += 1
+        return 1 << (self._bits_made - 1)
+
+    def _release(self, bit: int) -> None:
+        self._blocks.drop(bit)
+        self._free_bits.append(bit)
 
 
 def _fields(hashes: Sequence[BlockHash]) -> Sequence[bytes]:
@@ -171,13 +242,13 @@ def _fields(hashes: Sequence[BlockHash]) -> Sequence[bytes]:
     return [block[:FIELD_BYTES] for block in hashes]
 
 
-def slots_of(bitmap: int) -> list[int]:
-    """Numbers of the bits that are set."""
-    slots = []
+def bits_of(bitmap: int) -> list[int]:
+    """The bits that are set, each as a bitmap."""
+    bits = []
     while bitmap:
-        slots.append((bitmap & -bitmap).bit_length() - 1)
+        bits.append(bitmap & -bitmap)
         bitmap &= bitmap - 1
-    return slots
+    return bits
 
 
 def _leading(chain: Sequence[BlockHash], assumed: _Assumed) -> int:

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixfleet.router.view import ASSUMED_S, MAX_ASSUMED_BLOCKS, SUSPECT_S, View
+from prefixfleet.router.view import (
+    ASSUMED_S,
+    INHERIT_S,
+    MAX_ASSUMED_BLOCKS,
+    SUSPECT_S,
+    View,
+)
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
 A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
@@ -108,17 +114,78 @@ def test_events_of_unknown_nodes_are_ignored(view):
     assert len(view) == 0
 
 
+def load(view, members, held):
+    holders: dict[bytes, int] = {}
+    for member, blocks in held.items():
+        for block in blocks:
+            holders[block[:FIELD_BYTES]] = holders.get(block[:FIELD_BYTES], 0) | 1 << member.slot
+    return view.load(Snapshot(tuple(members), holders, "0-1"))
+
+
 def test_a_snapshot_replaces_everything(view):
     publish(view, A, chain(10))
-    fields = {block[:FIELD_BYTES]: 0b10 for block in chain(2)}
+    publish(view, B, chain(9, salt=3))
 
-    steps = view.load(Snapshot((B,), fields, "0-1"))
+    steps = load(view, (A, B, C), {B: chain(2), C: chain(5)})
     next(steps)
     assert view.leading(chain(10)) == {"a": 10}  # half loaded is not loaded
     list(steps)
 
-    assert view.leading(chain(10)) == {"b": 2}
-    assert set(view.members) == {"b"}
+    assert view.leading(chain(10)) == {"b": 2, "c": 5}
+    assert view.leading(chain(9, salt=3)) == {}
+    assert set(view.members) == {"a", "b", "c"}
+    assert len(view) == 5
+
+
+def test_a_node_that_left_while_events_were_lost_is_believed_for_a_while(view, clock):
+    publish(view, A, chain(10))
+    list(load(view, (B, C), {}))
+
+    assert view.leading(chain(10)) == {"a": 10}
+    assert set(view.members) == {"b", "c"}
+
+    clock.now += INHERIT_S
+
+    assert view.leading(chain(10)) == {}
+    assert len(view) == 0
+
+
+def test_after_the_index_lost_its_memory_every_node_is_believed_until_it_has_published(view, clock):
+    publish(view, A, chain(10))
+    publish(view, B, chain(4))
+    list(load(view, (), {}))
+    assert view.leading(chain(10)) == {"a": 10, "b": 4}
+
+    again = Membership("a", 900, B.slot)  # the slots of the index begin anew
+    view.apply(IndexEvent("join", again))
+    publish(view, again, chain(2))
+    view.forget([again])
+    assert view.leading(chain(10)) == {"a": 10, "b": 4}
+
+    clock.now += INHERIT_S
+
+    assert view.leading(chain(10)) == {"a": 2}
+    view.forget([again])
+    assert view.leading(chain(10)) == {}
+
+
+def test_a_node_that_restarts_is_not_believed(view):
+    publish(view, A, chain(10))
+    view.apply(IndexEvent("join", Membership("a", 900, 5)))
+
+    assert view.leading(chain(10)) == {}
+
+
+def test_bits_of_the_gone_are_used_again(view, clock):
+    for i in range(200):
+        member = Membership("x", 100 + i, 7)
+        view.apply(IndexEvent("join", member))
+        publish(view, member, chain(3))
+        if i % 3 == 0:
+            list(load(view, (A, B, C), {}))
+            clock.now += INHERIT_S
+
+    assert view._bits_made < 12
 
 
 def test_members_whose_lease_ended_are_forgotten(view):

@@ -85,7 +85,7 @@ def pool(clock):
 @pytest.fixture
 async def view(index, clock):
     view = View(clock)
-    view.load(await index.snapshot())
+    list(view.load(await index.snapshot()))
     return view
 
 

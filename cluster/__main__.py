@@ -24,7 +24,11 @@ def parser() -> argparse.ArgumentParser:
     up = verbs.add_parser("up", help="start a fleet on this machine")
     up.add_argument("--nodes", type=_count, default=2, help="node daemons, an engine each")
     up.add_argument("--model", type=Path, help="model folder; default: SmolLM2-135M-Instruct")
-    up.add_argument("--redis", metavar="URL", help="your own Redis; default: an embedded one")
+    up.add_argument(
+        "--redis",
+        metavar="URL",
+        help="your own Redis (or PREFIXFLEET_REDIS_URL); default: an embedded one",
+    )
     up.add_argument("--port", type=_port, default=8000, help="of the router; 0: any free one")
     up.add_argument("--detach", action="store_true", help="leave it running")
     up.set_defaults(run=commands.up)

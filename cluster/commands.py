@@ -17,12 +17,14 @@ from rich.console import Console
 
 from prefixfleet.cluster.leftovers import end_processes, remove_files
 from prefixfleet.cluster.run_state import RunDir, RunState, StateHome
+from prefixfleet.cluster.settings import check_model
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.settings import FleetSettings
 
 if TYPE_CHECKING:
     from prefixfleet.cluster.up import Wish
 
+REDIS_VARIABLE = "PREFIXFLEET_REDIS_URL"
 START_S = 600.0
 DOWN_S = 90.0
 LOOK_S = 0.1
@@ -36,6 +38,7 @@ console = Console(stderr=True)
 
 def up(options: argparse.Namespace) -> int:
     """Start a fleet; serve until told to stop, or leave it running with ``--detach``."""
+    _check_model(options.model)
     directory = _directory()
     directory.create()
     if options.detach:
@@ -66,7 +69,7 @@ def _wish(options: argparse.Namespace) -> "Wish":
     fleet = FleetSettings.read().fleet
     return Wish(
         fleet=fleet, nodes=options.nodes, model=Path(model).absolute(),
-        redis_url=options.redis or "", port=options.port,
+        redis_url=options.redis or os.environ.get(REDIS_VARIABLE, ""), port=options.port,
     )  # fmt: skip
 
 
@@ -78,16 +81,23 @@ def _detach(directory: RunDir, options: argparse.Namespace) -> int:
     directory.forget()
     command = [sys.executable, "-m", "prefixfleet.cluster", "up", *_arguments(options)]
     log_file = directory.logs / "up.log"
+    # its password is for the environment: everybody may read a command line
+    environ = os.environ | ({REDIS_VARIABLE: options.redis} if options.redis else {})
     with log_file.open("ab") as output:
         child = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
     with console.status("starting the fleet"):
         state = _until_settled(directory, child)
     if state is None or state.phase != "ready":
         child.terminate()
         child.wait(DOWN_S)
-        why = state.error if state else "it ended at once"
+        why = (state.error if state else "") or "it ended before it could say why"
         raise ConfigError(f"the fleet did not start: {why}; see {log_file}")
     sys.stdout.write(f"{state.endpoint}/v1\n")
     return 0
@@ -105,8 +115,7 @@ def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunSt
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["--nodes", str(options.nodes), "--port", str(options.port)]
-    arguments += ["--model", str(options.model)] if options.model else []
-    return arguments + (["--redis", options.redis] if options.redis else [])
+    return arguments + (["--model", str(options.model)] if options.model else [])
 
 
 def down(options: argparse.Namespace) -> int:
@@ -146,6 +155,7 @@ def status(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Start a fleet of two, show what sharing gains, and stop it; 1 if any answer differs."""
     started = time.monotonic()
+    _check_model(options.model)
     directory = StateHome.of_user().fleet(f"demo-{os.getpid()}")
     directory.create()
     directory.lock()
@@ -196,6 +206,14 @@ async def _demo(directory: RunDir, options: argparse.Namespace, started: float) 
 def pass_on(module: str, arguments: Sequence[str]) -> NoReturn:
     """Run another of our programs in this process's place."""
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
+
+
+def _check_model(folder: Path | None) -> None:
+    try:
+        if folder is not None:
+            check_model(folder)
+    except ValueError as error:
+        raise ConfigError(f"--model: {error}") from None
 
 
 def _stop_event() -> asyncio.Event:

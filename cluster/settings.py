@@ -18,6 +18,17 @@ MAX_SOCKET_PATH_BYTES = 107
 LinkName = Literal["auto", "ucx", "tcp"]
 
 
+def check_model(folder: Path) -> Path:
+    """The folder, if a model is in it. Raises `ValueError` that says what is missing."""
+    missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
+    if missing:
+        raise ValueError(
+            f"got {str(folder)!r}, expected a folder with config.json, tokenizer.json and "
+            f"safetensors files (no {', '.join(missing)} there)"
+        )
+    return folder
+
+
 class NodeSettings(Section):
     """One node daemon: its name, where peers reach it, how much memory its pool may take."""
 
@@ -67,13 +78,7 @@ class WorkerSettings(Section):
     @field_validator("model")
     @classmethod
     def _is_a_model(cls, folder: Path) -> Path:
-        missing = [n for n in ("config.json", "tokenizer.json") if not (folder / n).is_file()]
-        if missing:
-            raise ValueError(
-                f"got {str(folder)!r}, expected a folder with config.json, tokenizer.json and "
-                f"safetensors files (no {', '.join(missing)} there)"
-            )
-        return folder
+        return check_model(folder)
 
     @property
     def model_name(self) -> str:

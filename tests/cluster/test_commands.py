@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from prefixfleet.cluster import up
 from prefixfleet.cluster.__main__ import PASSED_ON, main, parser
 from prefixfleet.cluster.run_state import RunState, StateHome, start_ticks
+from prefixfleet.store.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
@@ -17,6 +19,16 @@ def home(tmp_path, monkeypatch):
     """A state folder of the test's own."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return StateHome.of_user().fleet("default")
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A folder that looks like a model; no engine gets to see it here."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return folder
 
 
 def run(*arguments):
@@ -66,22 +78,32 @@ def test_an_unknown_setting_stops_the_start(monkeypatch, capsys):
 
 
 def test_a_model_folder_without_a_model_is_refused_by_name(tmp_path, capsys):
-    assert run("up", "--model", str(tmp_path / "absent"), "--port", "0", "--detach") == 2
-    assert str(tmp_path / "absent") in words(capsys).replace(" ", "")
+    for verb in (("up", "--port", "0"), ("up", "--port", "0", "--detach"), ("demo",)):
+        assert run(*verb, "--model", str(tmp_path / "absent")) == 2
+        said = words(capsys).replace(" ", "")
+        assert str(tmp_path / "absent") in said
+        assert "noconfig.json,tokenizer.jsonthere" in said
 
 
-def test_a_port_in_use_is_told_before_anything_starts(tmp_path, capsys, home):
+def test_a_fleet_without_its_packages_is_told_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "prefixfleet.cluster.fleet", None)  # as if Ray were not here
+
+    with pytest.raises(ConfigError, match=r"not installed.*prefixfleet\[embedded,fleet,ucx\]"):
+        up._ray_fleet()
+
+
+def test_a_port_in_use_is_told_before_anything_starts(model, capsys, home):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        code = run("up", "--model", str(tmp_path), "--port", port)
+        code = run("up", "--model", str(model), "--port", port)
 
     assert code == 2
     assert port in words(capsys)
     assert home.read().phase == "failed"
 
 
-def test_a_redis_that_does_not_answer_is_told(tmp_path, capsys):
-    code = run("up", "--model", str(tmp_path), "--port", "0", "--redis", "redis://127.0.0.1:1/0")
+def test_a_redis_that_does_not_answer_is_told(model, capsys):
+    code = run("up", "--model", str(model), "--port", "0", "--redis", "redis://127.0.0.1:1/0")
 
     assert code == 2
     assert "Redis" in words(capsys)

@@ -304,9 +304,9 @@ def test_a_small_pool_that_evicts_all_the_time_never_gives_a_wrong_block(start, 
     for i, prompt in enumerate(prompts):
         one.add(f"a{i}", prompt, 3)
         other.add(f"b{i}", prompt, 3)
-    while one.scheduler.has_requests() or other.scheduler.has_requests():
-        one.step()
-        other.step()
+    while busy := [rig for rig in (one, other) if rig.scheduler.has_requests()]:
+        for rig in busy:
+            rig.step()
 
     for i, prompt in enumerate(prompts):
         assert one.answers[f"a{i}"] == other.answers[f"b{i}"] == expected_answer(prompt, 3)

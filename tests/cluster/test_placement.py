@@ -77,11 +77,12 @@ def test_a_router_runs_where_it_is_asked_for():
         ("...", "host"),
     ],
 )
-def test_a_hosts_name_becomes_a_nodes_name(host, name, tmp_path):
+def test_a_hosts_name_becomes_a_nodes_name(host, name, tmp_path_factory):
     made = host_name(host)
+    folder = tmp_path_factory.mktemp("n")  # short: Unix sockets are made in it
 
-    settings = NodeSettings(name=made, runtime_dir=tmp_path)
+    settings = NodeSettings(name=made, runtime_dir=folder)
 
     assert made.endswith(name)
     assert settings.name == made
-    NodeSettings(name=f"{made}-99", runtime_dir=tmp_path)
+    NodeSettings(name=f"{made}-99", runtime_dir=folder)

@@ -36,9 +36,8 @@ class Charge:
         """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
         if self.first_byte_s is None:
             self.first_byte_s = now
-            self._page.end_prefill(self)
+            self._page.end_prefill(self, now)
             self._page.decoding += self.sequences
-            self._page.since_s = now
 
 
 @dataclass(slots=True)
@@ -56,7 +55,9 @@ class _Page:
         self.queued_tokens += charge.tokens
         self.expected_s += charge.expected_s
 
-    def end_prefill(self, charge: Charge) -> None:
+    def end_prefill(self, charge: Charge, now: float) -> None:
+        """However it ended: with its first byte, refused, or given up by its client."""
+        self.since_s = now  # the next one begins; else the worker would look free too early
         self.waiting.discard(charge)
         self.queued_tokens -= charge.tokens
         # Sums of floats drift: an empty page is exactly zero
@@ -101,7 +102,7 @@ class Book:
             yield charge
         finally:
             if charge.first_byte_s is None:
-                page.end_prefill(charge)
+                page.end_prefill(charge, self._clock())
             else:
                 page.decoding -= charge.sequences
             if not page.waiting and not page.decoding and self._pages.get(worker) is page:

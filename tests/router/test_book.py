@@ -59,3 +59,13 @@ def test_a_prefill_that_overlaps_another_is_not_alone(book):
         first.first_byte(6.0)
         with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as third:
             assert third.alone
+
+
+def test_a_prefill_that_ends_without_a_first_byte_starts_the_next_ones_time(book, clock):
+    """A refused or abandoned request must not make its worker look free while others wait."""
+    first = book.charged("w", tokens=9, sequences=1, expected_s=10.0)
+    with book.charged("w", tokens=9, sequences=1, expected_s=10.0):
+        with first:
+            clock.advance(10.0)
+
+        assert book.load("w").busy_s == 10.0

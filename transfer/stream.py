@@ -7,6 +7,7 @@ the link has one to spare; all else by the event loop, without blocking.
 import asyncio
 import concurrent.futures
 import contextlib
+import select
 import socket
 import struct
 import time
@@ -110,10 +111,12 @@ class Stream:
     def _send_blocking(self, views: list[memoryview]) -> None:
         done = 0
         while done < len(views):
+            began = time.monotonic()
             try:
                 count = self._sock.sendmsg(_some(views, done))
             except BlockingIOError:
-                raise self._stalled() from None
+                self._wait_blocking(select.POLLOUT, began)
+                continue
             except OSError as error:
                 raise self._lost(error) from error
             done = _advance(views, done, count)
@@ -121,13 +124,27 @@ class Stream:
     def _receive_blocking(self, views: list[memoryview]) -> None:
         done = 0
         while done < len(views):
+            began = time.monotonic()
             try:
                 count = self._sock.recvmsg_into(_some(views, done), 0, socket.MSG_WAITALL)[0]
             except BlockingIOError:
-                raise self._stalled() from None
+                self._wait_blocking(select.POLLIN, began)
+                continue
             except OSError as error:
                 raise self._lost(error) from error
             done = self._received(views, done, count)
+
+    def _wait_blocking(self, event: int, began: float) -> None:
+        """In a thread, until the socket is ready, at most until `STALL_S` after ``began``.
+
+        A call that found nothing has waited for so long itself, or not at all: uvloop makes a
+        socket non-blocking when it watches it, asyncio leaves it as it is.
+        """
+        left_s = STALL_S - (time.monotonic() - began)
+        poller = select.poll()
+        poller.register(self._fd, event)
+        if left_s <= 0 or not poller.poll(left_s * 1000):
+            raise self._stalled()
 
     async def _send(self, views: list[memoryview]) -> None:
         done = 0

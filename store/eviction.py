@@ -54,8 +54,9 @@ class EvictionOrder(Protocol):
 
     def first(self, *, now: float, below: float = math.inf) -> int | None:
         """The offered block to evict first; None when no block is offered, or none is worth
-        less than ``below``. Changes nothing that matters to the next answer: the pool retracts
-        and removes what it takes."""
+        less than ``below`` (an order whose `worth` is always infinite has no prices, and takes
+        no notice of it). Changes nothing that matters to the next answer: the pool retracts and
+        removes what it takes."""
         ...
 
 

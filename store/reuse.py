@@ -51,7 +51,7 @@ def bucket(age_s: float) -> int:
 
 
 class ReuseModel:
-    """Owned by one history. Takes 600 bytes a class; there are a few hundred of them."""
+    """Owned by one history. Takes about 2 KB a class; there are a few hundred of them."""
 
     def __init__(self) -> None:
         self._class_of: dict[Features, int] = {}

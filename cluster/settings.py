@@ -74,6 +74,8 @@ class WorkerSettings(Section):
     kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
     max_model_tokens: int = Field(default=4096, ge=64)
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+    drain_s: float = Field(default=30, ge=0, le=3600)
+    rollout: int = Field(default=0, ge=0)
 
     @field_validator("model")
     @classmethod

@@ -92,6 +92,7 @@ class WorkerRecord(_Record):
     max_model_tokens: Count
     prefill_tokens_per_s: Rate
     state: str = "ready"
+    rollout: Count = 0  # number of the update whose settings it was started with
 
     def identity(self) -> Namespace:
         """The namespace, checked. Raises `ConfigError`."""
@@ -105,6 +106,23 @@ class WorkerRecord(_Record):
             return msgspec.convert(self.namespace, Namespace)
         except msgspec.ValidationError as error:
             raise ConfigError(f"worker {self.worker}: namespace: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWish(_Record):
+    """What an operator wants of a running fleet; whoever runs its processes brings it about.
+
+    ``draining`` names workers and nodes that shall get no new requests. ``workers`` is how many
+    engines shall run (0: as many as were started). ``rollout`` counts updates: every worker
+    that was started by an earlier one is to be replaced, one after the other, with ``environ``
+    over the settings it had. ``failed`` says why an update went no further; empty while it may.
+    """
+
+    draining: tuple[str, ...] = ()
+    workers: Count = 0
+    rollout: Count = 0
+    environ: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from typing import Any, Self
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
@@ -54,7 +55,6 @@ class NodeDaemon:
         self.stats = NodeStats()
         self.url = ""
         self._secret = secret
-        self._secret = secret
         self._index = index
         self._links = links
         self._pool: _OpenPool | None = None
@@ -73,7 +73,12 @@ class NodeDaemon:
         self._engines = EngineServer(
             settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
         )
-        self._http = NodeHttp(key=prefetch_key(secret), status=self.status, prefetch=self._prefetch)
+        self._http = NodeHttp(
+            key=prefetch_key(secret),
+            status=self.status,
+            prefetch=self._prefetch,
+            hand_over=self.hand_over,
+        )
 
     async def __aenter__(self) -> Self:
         async with self._stack:
@@ -107,6 +112,18 @@ class NodeDaemon:
                     loop.result()
         finally:
             stopping.cancel()
+
+    async def hand_over(self, within_s: float) -> HandedOver:
+        """Let peers pull what only this node has; the node serves on meanwhile."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        if self._pool is None or (member := self._announcer.member) is None:
+            return HandedOver(0, 0)
+        pool, digest = self._pool.host.pool, self._pool.host.kind.digest
+        leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+        chains = list(pool.chains())
+        done = await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+        log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
+        return done
 
     def record(self) -> NodeRecord:
         """What the fleet is told of this node."""

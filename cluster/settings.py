@@ -15,6 +15,8 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
 MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
+MAX_DRAIN_S = 3600
+
 LinkName = Literal["auto", "ucx", "tcp"]
 
 
@@ -74,7 +76,7 @@ class WorkerSettings(Section):
     kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
     max_model_tokens: int = Field(default=4096, ge=64)
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
-    drain_s: float = Field(default=30, ge=0, le=3600)
+    drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
     rollout: int = Field(default=0, ge=0)
 
     @field_validator("model")

@@ -140,7 +140,7 @@ async def test_nothing_is_wished_at_first(registry):
 
 
 async def test_a_wish_is_read_as_it_was_changed(registry):
-    wish = FleetWish(draining=("a",), workers=3, rollout=2, environ={"A": "ä"}, failed="why")
+    wish = FleetWish(draining=("a",), nodes=3, rollout=2, environ={"A": "ä"}, failed="why")
 
     assert await registry.change_wish(lambda _: wish) == wish
     assert await registry.wish() == wish
@@ -148,11 +148,11 @@ async def test_a_wish_is_read_as_it_was_changed(registry):
 
 async def test_changes_at_the_same_time_are_all_kept(registry):
     def one_more(wish):
-        return replace(wish, workers=wish.workers + 1)
+        return replace(wish, nodes=wish.nodes + 1)
 
     await asyncio.gather(*(registry.change_wish(one_more) for _ in range(4)))
 
-    assert (await registry.wish()).workers == 4
+    assert (await registry.wish()).nodes == 4
 
 
 async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet):
@@ -173,7 +173,7 @@ async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet
 
     registry._read_wish = read_late
     with pytest.raises(IndexUnavailable, match="changed 10 times"):
-        await registry.change_wish(lambda wish: replace(wish, workers=7))
+        await registry.change_wish(lambda wish: replace(wish, nodes=7))
     assert count == 10
     await other.close()
 
@@ -184,5 +184,5 @@ async def test_an_unreadable_wish_is_an_error_and_is_not_replaced(registry, raw,
     await raw.hset(key, mapping={"generation": 1, "record": record})
 
     with pytest.raises(ConfigError, match="FleetWish"):
-        await registry.change_wish(lambda wish: replace(wish, workers=7))
+        await registry.change_wish(lambda wish: replace(wish, nodes=7))
     assert await raw.hget(key, "record") == record

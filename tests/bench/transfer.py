@@ -5,12 +5,11 @@ Two processes on loopback, in a network namespace of their own where that is all
 host's congestion control does not decide). In each round everybody pulls in turn; figures are
 medians over the rounds, ratios are medians of the rounds' ratios. Ours are whole pulls: lease,
 read, proof of every checksum, commit; the others move bytes. Blocks lie in slots of exactly
-their size. Rivals install with `pip install -e .[bench]`; who is absent is null, and says why.
-The last line is one JSON object.
+their size. Both ends run on uvloop, as nodes do under Ray. Rivals install with
+`pip install -e .[bench]`; who is absent is null, and says why. The last line is one JSON object.
 """
 
 import argparse
-import asyncio
 import contextlib
 import json
 import os
@@ -21,15 +20,17 @@ import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
 
+import uvloop
 from links import MAKERS, SECRET
 from pulls import EPOCH, NAMESPACE, PoolNode, chain
-from transfer_rivals import Absent, Peer, Perftest, RawSocket
-from transfer_source import SIZES, filled_node, layout_of
 
 from prefixfleet.transfer.pull import Puller
 from prefixfleet.transfer.ucx_binding import available
+from tests.bench.transfer_peers import SIZES
+from tests.bench.transfer_rivals import PERFTESTS, Absent, Peer, Perftest, RawSocket
+from tests.bench.transfer_source import filled_node, layout_of
 
 PULLS = {"64KiB": 6, "1MiB": 3, "16MiB": 1, "setup": 20}
 """Of one round."""
@@ -149,7 +150,7 @@ class Bench:
     def __init__(self, stack):
         self._stack = stack
         self.figures = Figures()
-        self.perftest = {"tag_bw": [], "ucp_get": []}
+        self.perftest: dict[str, list[float]] = {test: [] for test in PERFTESTS}
         self.over_perftest = []
         self.absent = {}
         self._ours, self._rivals = {}, {}
@@ -239,7 +240,7 @@ class Bench:
         return {
             "ours_over_raw_socket": figures.ratio("tcp", "raw_socket"),
             "ours_over_raw_socket_16mib": figures.ratio("tcp", "raw_socket", "16MiB"),
-            "ours_ucx_over_perftest": min(ratios.values(), default=None),
+            "ours_ucx_over_perftest": min(ratios.values(), default=None),  # its fastest
             "ours_ucx_over_perftest_by_test": ratios or None,
             "ours_over_mooncake": figures.ratio(best, "mooncake"),
             "ours_over_nixl": figures.ratio(best, "nixl"),
@@ -286,7 +287,7 @@ def main():
     args = parser.parse_args()
     enter_namespace()
     say = (lambda text: None) if args.json else (lambda text: print(text, flush=True))
-    print(json.dumps(asyncio.run(measure(args.rounds, say))))
+    print(json.dumps(uvloop.run(measure(args.rounds, say))))
 
 
 if __name__ == "__main__":

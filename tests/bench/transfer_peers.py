@@ -12,12 +12,15 @@ import os
 import socket
 import sys
 import time
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from transfer_source import SIZES
-
+KIB, MIB = 1024, 1024 * 1024
+SIZES = {
+    "64KiB": (64 * KIB, 256),
+    "1MiB": (MIB, 64),
+    "16MiB": (16 * MIB, 16),
+    "setup": (4 * KIB, 16),
+}
+"""Bytes of a block and how many of them make one pull."""
 MEASURED = {size: pair for size, pair in SIZES.items() if size != "setup"}
 POOL_BYTES = max(block * count for block, count in MEASURED.values())
 POLL_S = 60

@@ -12,21 +12,14 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
 
+import uvloop
 from links import MAKERS, SECRET
 from pulls import PoolNode, chain
 
 from prefixfleet.store.slot import HEADER_BYTES, SlotLayout
-
-KIB, MIB = 1024, 1024 * 1024
-SIZES = {
-    "64KiB": (64 * KIB, 256),
-    "1MiB": (MIB, 64),
-    "16MiB": (16 * MIB, 16),
-    "setup": (4 * KIB, 16),
-}
-"""Bytes of a block and how many of them make one pull."""
+from tests.bench.transfer_peers import SIZES
 
 
 def layout_of(size):
@@ -87,4 +80,4 @@ async def main(*kinds):
 
 
 if __name__ == "__main__":
-    asyncio.run(main(*sys.argv[1:]))
+    uvloop.run(main(*sys.argv[1:]))

@@ -10,11 +10,13 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
+from prefixfleet.cluster.disk import disk_folder, open_tier
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
 from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
@@ -34,6 +36,7 @@ from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
+from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
@@ -59,6 +62,8 @@ class NodeDaemon:
         self._index = index
         self._links = links
         self._pool: _OpenPool | None = None
+        self._disk: Path | None = None
+        self._disk_fault = ""
         self._opening = asyncio.Lock()
         self._loops: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -85,6 +90,7 @@ class NodeDaemon:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._stack.enter_context(_only_daemon(self.settings))
+            self._disk = self._stack.enter_context(disk_folder(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
             self._stack.push_async_callback(self._close_pool)
@@ -141,7 +147,7 @@ class NodeDaemon:
         """How the node stands: names, and numbers in the leaves."""
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
-            "tiers": {"dram": self._pool.tier()} if self._pool else {},
+            "tiers": self._pool.tiers() if self._pool else {},
             "links": self._pool.measured() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
@@ -182,6 +188,7 @@ class NodeDaemon:
                 opened = await self._open_pool(kind)
                 opened.host.server.epoch = self._announcer.epoch  # it may have joined meanwhile
                 self._pool = opened
+                self._announcer.publish(self._resident())  # what the disk kept
                 self._announcer.refresh()
         host = self._pool.host
         host.check_same(kind)
@@ -204,9 +211,11 @@ class NodeDaemon:
             self.settings.pool_bytes,
             node=name,
             on_corrupt=self._drop,
+            bring=self._bring,
         )
         try:
             await host.listen(list(self._links.by_name.values()), self.settings.host)
+            tier = await self._open_disk(kind)
         except BaseException:
             await host.close()
             raise
@@ -220,6 +229,8 @@ class NodeDaemon:
         cache = NodeCache(
             host.pool,
             kind.layout.shards,
+            tier,
+            slot=host.slot,
             peers=self._peers,
             holders=self._holders,
             announcer=self._announcer,
@@ -229,6 +240,25 @@ class NodeDaemon:
         )
         self._start(cache.run())
         return _OpenPool(host, cache, puller)
+
+    async def _open_disk(self, kind: Kind) -> SsdTier | None:
+        """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
+        if self._disk is None:
+            return None
+        try:
+            return await open_tier(self._disk, self.settings, kind, self._left_disk)
+        except ConfigError as error:
+            log.error("no disk tier: %s", error)
+            self._disk_fault = f"no disk tier: {error}"
+            return None
+
+    async def _left_disk(self, hashes: Sequence[BlockHash]) -> None:
+        assert self._pool is not None
+        await self._pool.cache.left_disk(hashes)
+
+    async def _bring(self, hashes: Sequence[BlockHash], within_s: float) -> None:
+        if self._pool is not None:
+            await self._pool.cache.offer(hashes, within_s)
 
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
@@ -256,10 +286,10 @@ class NodeDaemon:
             self._pool.host.server.epoch = epoch
 
     def _resident(self) -> Iterator[BlockHash]:
-        return (block for block, _ in self._pool.host.pool.resident()) if self._pool else iter(())
+        return self._pool.cache.resident() if self._pool else iter(())
 
     def _segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
-        return self._pool.host.pool.segments_of(hashes) if self._pool else {}
+        return self._pool.cache.segments(hashes) if self._pool else {}
 
     def _drop(self, block: BlockHash) -> None:
         assert self._pool is not None
@@ -269,7 +299,8 @@ class NodeDaemon:
         return dict(self._pool.puller.paths.failed) if self._pool else {}
 
     def _degraded(self) -> list[str]:
-        return [self._announcer.degraded] if self._announcer.degraded else []
+        disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
+        return [why for why in (self._announcer.degraded, self._disk_fault, disk) if why]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
@@ -290,6 +321,8 @@ class NodeDaemon:
         if self._pool is not None:
             await self._pool.cache.close()
             await self._pool.puller.close()
+            if self._pool.cache.tier is not None:
+                await self._pool.cache.tier.close()
             await self._pool.host.close()
         for link in self._links.by_name.values():
             await link.close()
@@ -301,13 +334,14 @@ class _OpenPool:
     cache: NodeCache
     puller: Puller
 
-    def tier(self) -> dict[str, int]:
-        """Slots of the pool by what they are used for, and their size."""
-        size = self.host.kind.layout.slot_bytes
-        return asdict(self.host.pool.counts()) | {
-            "slots": self.host.pool.num_slots,
-            "slot_bytes": size,
-        }
+    def tiers(self) -> dict[str, dict[str, Any]]:
+        """Slots of each tier by what they are used for, and their size."""
+        size = {"slot_bytes": self.host.kind.layout.slot_bytes}
+        slots = {"slots": self.host.pool.num_slots}
+        tiers: dict[str, dict[str, Any]] = {"dram": asdict(self.host.pool.counts()) | slots | size}
+        if self.cache.tier is not None:
+            tiers["ssd"] = self.cache.disk_numbers() | size
+        return tiers
 
     def measured(self) -> dict[str, dict[str, Any]]:
         """By source: the link used most, its speed, and all links; the router reads the speed."""

@@ -32,7 +32,10 @@ def check_model(folder: Path) -> Path:
 
 
 class NodeSettings(Section):
-    """One node daemon: its name, where peers reach it, how much memory its pool may take."""
+    """One node daemon: its name, where peers reach it, how much memory and disk it may take.
+
+    Without ``ssd_path`` there is no disk tier; ``ssd_write_bytes_per_day`` 0 is no limit.
+    """
 
     section: ClassVar[str] = "NODE_"
 
@@ -42,6 +45,16 @@ class NodeSettings(Section):
     port: int = Field(default=0, ge=0, le=65535)
     pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     link: LinkName = "auto"
+    ssd_path: Path | None = None
+    ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)
+    ssd_write_bytes_per_day: int = Field(default=0, ge=0)
+
+    @field_validator("ssd_path")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        if folder is not None and not folder.is_absolute():
+            raise ValueError(f"got {str(folder)!r}, expected an absolute path")
+        return folder
 
     @field_validator("runtime_dir")
     @classmethod

@@ -56,10 +56,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_operations(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """What is asked of a fleet that runs: this machine's own, or the one at ``--redis``."""
-    drain = verbs.add_parser("drain", help="send no new requests to a worker or node")
+    drain = verbs.add_parser("drain", help="send no new requests to workers")
     resume = verbs.add_parser("resume", help="send requests to it again")
     for verb, run in ((drain, operate.drain), (resume, operate.resume)):
-        verb.add_argument("names", nargs="+", metavar="NAME", help="of a worker or a node")
+        verb.add_argument(
+            "names", nargs="+", metavar="NAME", help="of a worker or a node, or a host's address"
+        )
         verb.set_defaults(run=run)
     scale = verbs.add_parser("scale", help="let more or fewer nodes run engines")
     scale.add_argument("nodes", type=_count)

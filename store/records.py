@@ -112,10 +112,11 @@ class WorkerRecord(_Record):
 class FleetWish(_Record):
     """What an operator wants of a running fleet; whoever runs its processes brings it about.
 
-    ``draining`` names workers and nodes that shall get no new requests. ``nodes`` is how many nodes
-    shall run engines (0: as many as were started). ``rollout`` counts updates: every worker
-    that was started by an earlier one is to be replaced, one after the other, with ``environ``
-    over the settings it had. ``failed`` says why an update went no further; empty while it may.
+    ``draining`` names workers, nodes and hosts' addresses that shall get no new requests.
+    ``nodes`` is how many nodes shall run engines (0: as many as were started). ``rollout`` counts
+    updates: every worker that was started by an earlier one is to be replaced, one after the
+    other, with ``environ`` over the settings it had. ``failed`` says why an update went no
+    further; empty while it may.
     """
 
     draining: tuple[str, ...] = ()

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     up.set_defaults(run=commands.up)
     status = verbs.add_parser("status", help="show nodes, tiers, links, workers, hit rate")
     status.add_argument("--json", action="store_true", help="one JSON object")
+    status.add_argument("--endpoint", default="", metavar="URL", help="of another fleet's router")
     status.set_defaults(run=commands.status)
     down = verbs.add_parser("down", help="stop what `up` started")
     down.set_defaults(run=commands.down)

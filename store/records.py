@@ -116,11 +116,15 @@ class FleetWish(_Record):
     ``nodes`` is how many nodes shall run engines (0: as many as were started). ``rollout`` counts
     updates: every worker that was started by an earlier one is to be replaced, one after the
     other, with ``environ`` over the settings it had. ``failed`` says why an update went no
-    further; empty while it may.
+    further; empty while it may. With ``most`` above 0 the fleet itself moves ``nodes`` between
+    ``least`` and ``most``, so that a request waits about ``wait_s`` seconds for an engine.
     """
 
     draining: tuple[str, ...] = ()
     nodes: Count = 0
+    least: Count = 0
+    most: Count = 0
+    wait_s: Seconds = 0.0
     rollout: Count = 0
     environ: dict[str, str] = field(default_factory=dict)
     failed: str = ""

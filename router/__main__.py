@@ -17,6 +17,7 @@ from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
+from prefixfleet.store.worker_orders import WorkerOrders
 
 BACKLOG = 4_096  # connections that a burst may open before they are accepted; Linux's own limit
 LOAD_LIMIT_S = 5.0  # without an index the router serves all the same, by load
@@ -46,6 +47,7 @@ async def _serve(
 ) -> None:
     url = fleet.redis_url.get_secret_value()
     index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
+    orders = WorkerOrders(url, fleet.fleet)
     async with contextlib.AsyncExitStack() as stack:
         flushing = asyncio.create_task(flush_logs(log_handler))
         stack.callback(flushing.cancel)
@@ -53,7 +55,9 @@ async def _serve(
             stack.push_async_callback(connected.close)
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
-        router = await stack.enter_async_context(Router(Fleet(index, registry, secret), settings))
+        stack.push_async_callback(orders.close)
+        outside = Fleet(index, registry, secret, orders)
+        router = await stack.enter_async_context(Router(outside, settings))
         with contextlib.suppress(TimeoutError):  # the first requests should find what there is
             await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)
         await _listen(router)

@@ -8,6 +8,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
+from prefixfleet.router.admin import add_admin
 from prefixfleet.router.core import Router
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
@@ -32,6 +33,7 @@ def make_app(router: Router) -> web.Application:
     app.router.add_get("/health", pages.health)
     app.router.add_get("/metrics", pages.metrics)
     app.router.add_get("/status", pages.status)
+    add_admin(app, router.settings.admin_key_file)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 

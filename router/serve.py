@@ -42,7 +42,7 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
         model = body.get("model", str)
         if model is None:
             raise BadRequest("the field 'model' is missing or no text", param="model")
-        workers = router.roster.ready(model)
+        workers = router.traffic.allowed(router.roster.ready(model))
         prompt, chains = await _understand(router, body, route, key, workers)
         router.limits.charge_tokens(key, prompt.tokens)
         passage = Passage(
@@ -117,6 +117,7 @@ async def _try_workers(
             return await _send(passage, dispatched)
         except WorkerLost as loss:
             failures.append(str(loss))
+            router.traffic.failed(dispatched.worker.name)
             left.remove(dispatched.worker)
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason != "status":
@@ -127,10 +128,14 @@ async def _try_workers(
 def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.route.takes_plan:
         return passage.body.raw
-    fields: dict[str, Any] = {TRANSFER_KEY: {PARAMS_KEY: to_builtins(dispatched.plan)}}
+    fields: dict[str, Any] = {}
+    if not dispatched.worker.static:
+        fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
+    elif TRANSFER_KEY in passage.body.fields:
+        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
-    return with_fields(passage.body, fields)
+    return with_fields(passage.body, fields) if fields else passage.body.raw
 
 
 async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
@@ -158,9 +163,19 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
         ) as answer:
             charge.first_byte(router.clock())
             router.turns.look()
+            _judge(router, worker, answer.status)
             if answer.status == 200:
                 passage.note_first_byte(dispatched, charge)
             response, whole = await pass_on(answer, request, passage.headers(dispatched))
     if response.status == 200:
         passage.note_reuse(dispatched, whole)
+        router.engines.note_prompt(worker.name, len(dispatched.chain))
     return response
+
+
+def _judge(router: Router, worker: Worker, status: int) -> None:
+    """An answer of a worker's own fault counts against it, however it reaches the client."""
+    if status >= 500:
+        router.traffic.failed(worker.name)
+    else:
+        router.traffic.succeeded(worker.name)

@@ -22,3 +22,7 @@ class RouterSettings(Section):
     silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders
     keys_file: Path | None = None  # API keys, see `keys`; without it everybody may ask
+    workers_file: Path | None = None  # engines without our connector, see `static_workers`
+    admin_key_file: Path | None = None  # key of the admin API, at least 16 bytes; without it off
+    health_interval_s: float = Field(default=2.0, ge=0)  # three failed looks in 6 s; 0: never
+    slow_start_s: float = Field(default=10.0, ge=0)  # a new worker gets its full share after this

@@ -24,6 +24,7 @@ from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.worker_orders import WorkerOrders
 
 LEASE_S = 60.0  # no test outlives it: what ends a lease in a test is the test
 
@@ -62,7 +63,10 @@ class Rig:
         self.stack.push_async_callback(self.registry.close)
         records = [e.record() for e in engines] if records is None else records
         await self.announce(*records)
-        fleet = Fleet(self.index, self.registry, SECRET)
+        orders = WorkerOrders(self.redis_url, self.fleet)
+        self.stack.push_async_callback(orders.close)
+        fleet = Fleet(self.index, self.registry, SECRET, orders)
+        settings = {"slow_start_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)
         self.runner = runner = app_runner(self.router)
@@ -71,6 +75,7 @@ class Rig:
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self.client = await self.stack.enter_async_context(aiohttp.ClientSession(base))
+        await until(lambda: len(self.router.roster.standings()) >= len(records))
         await self.until_ready(len(records) if ready is None else ready)
         await asyncio.wait_for(self.router.feed.loaded.wait(), 10)
         return self.router

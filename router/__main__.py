@@ -3,8 +3,10 @@
 import argparse
 import asyncio
 import contextlib
+import secrets
 import signal
 import sys
+import time
 
 import uvloop
 from aiohttp import web
@@ -14,6 +16,7 @@ from prefixfleet.router.core import Fleet, Router
 from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
@@ -48,6 +51,7 @@ async def _serve(
     url = fleet.redis_url.get_secret_value()
     index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
     orders = WorkerOrders(url, fleet.fleet)
+    loads = LoadBoard(url, fleet.fleet, secrets.token_hex(8), time.monotonic)
     async with contextlib.AsyncExitStack() as stack:
         flushing = asyncio.create_task(flush_logs(log_handler))
         stack.callback(flushing.cancel)
@@ -55,8 +59,9 @@ async def _serve(
             stack.push_async_callback(connected.close)
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
-        stack.push_async_callback(orders.close)
-        outside = Fleet(index, registry, secret, orders)
+        for later in (orders, loads):
+            stack.push_async_callback(later.close)
+        outside = Fleet(index, registry, secret, orders, loads)
         router = await stack.enter_async_context(Router(outside, settings))
         with contextlib.suppress(TimeoutError):  # the first requests should find what there is
             await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)

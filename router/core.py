@@ -20,6 +20,7 @@ from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.engine_feed import EngineFeed
+from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
@@ -54,6 +55,7 @@ class Fleet:
     registry: Registry
     secret: bytes
     orders: OrderStore | None = None
+    loads: Board | None = None
 
 
 class Router:
@@ -101,6 +103,7 @@ class Router:
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
+        self._board = fleet.loads
         self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.pool = Pool(
@@ -124,6 +127,8 @@ class Router:
             loops = [self.feed.run(), self.roster.run(), self._reload()]
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())
+            if self._board is not None:
+                loops.append(Exchange(self._board, self.book, self.degraded).run())
             for loop in loops:
                 stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._open = stack.pop_all()

@@ -1,6 +1,8 @@
 """A router on a port of its own, in front of engines on theirs."""
 
 import asyncio
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.chain import segment_heads
 from prefixfleet.store.index import Membership
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 from prefixfleet.store.redis_index import RedisIndex
@@ -65,7 +68,9 @@ class Rig:
         await self.announce(*records)
         orders = WorkerOrders(self.redis_url, self.fleet)
         self.stack.push_async_callback(orders.close)
-        fleet = Fleet(self.index, self.registry, SECRET, orders)
+        loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
+        self.stack.push_async_callback(loads.close)
+        fleet = Fleet(self.index, self.registry, SECRET, orders, loads)
         settings = {"slow_start_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)

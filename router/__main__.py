@@ -38,6 +38,8 @@ def main() -> None:
     log_handler = start_logging()
     try:
         settings, fleet = RouterSettings.read(), FleetSettings.read()
+        if settings.log_format == "json":
+            log_handler.use_json()
         if options.processes > 1:
             sys.exit(run_processes(options.processes, settings, os.environ))
         uvloop.run(_serve(settings, fleet, options, log_handler))
@@ -113,11 +115,13 @@ async def _listen(router: Router, options: argparse.Namespace) -> None:
             settings.host,
             settings.port,
             backlog=BACKLOG,
+            ssl_context=router.tls.listener,
             reuse_port=options.parent is not None or None,
         )
         await site.start()
         host, port = runner.addresses[0][:2]
-        print(f"prefixfleet router on http://{host}:{port}", flush=True)  # noqa: T201 - for scripts
+        scheme = "https" if router.tls.listener else "http"
+        print(f"prefixfleet router on {scheme}://{host}:{port}", flush=True)  # noqa: T201 - for scripts
         if options.parent is not None:
             watching = asyncio.create_task(_watch(options.parent, stop))
         await stop.wait()

@@ -33,6 +33,7 @@ from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
+from prefixfleet.router.tls import Tls
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Turns
@@ -106,9 +107,11 @@ class Router:
         self._board = fleet.loads
         self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
+        self.tls = Tls(settings)
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
+            tls=self.tls.workers,
         )
         self._open = AsyncExitStack()
         self.session: aiohttp.ClientSession
@@ -120,7 +123,10 @@ class Router:
         async with AsyncExitStack() as stack:
             stack.push_async_callback(self.engines.close)
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
-            self.session = await stack.enter_async_context(aiohttp.ClientSession())
+            connector = aiohttp.TCPConnector(ssl=self.tls.workers)
+            self.session = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=connector)
+            )
             stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
@@ -152,7 +158,8 @@ class Router:
 
     def reload(self) -> None:
         """Read again what may change while the router runs; what is wrong leaves the old."""
-        for mode, file in (("keys", self.keys), ("static workers", self.static)):
+        files = (("keys", self.keys), ("static workers", self.static), ("certificates", self.tls))
+        for mode, file in files:
             try:
                 file.reload_if_changed()
             except ConfigError as error:

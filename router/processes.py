@@ -50,7 +50,8 @@ def run_processes(count: int, settings: RouterSettings, environ: Mapping[str, st
                 child.send_signal(number)
 
         signal.signal(signal.SIGHUP, reload)
-        print(f"prefixfleet router on http://{settings.host}:{port}", flush=True)  # noqa: T201
+        scheme = "https" if settings.tls_cert_file else "http"
+        print(f"prefixfleet router on {scheme}://{settings.host}:{port}", flush=True)  # noqa: T201
         try:
             return _supervise(children, folder, child_environ, stopping)
         finally:

@@ -35,6 +35,7 @@ from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
 from prefixfleet.router.tls import Tls
 from prefixfleet.router.tokens import Tokens, load_tokens
+from prefixfleet.router.tracing import Tracing
 from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Turns
 from prefixfleet.router.view import View
@@ -108,6 +109,7 @@ class Router:
         self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.tls = Tls(settings)
+        self.tracing = Tracing(settings.otlp_endpoint)
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
@@ -121,6 +123,7 @@ class Router:
         self.keys.load()
         self.static.load()
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.push_async_callback(self.engines.close)
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
             connector = aiohttp.TCPConnector(ssl=self.tls.workers)

@@ -23,6 +23,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.tracing import RequestSpan
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
@@ -34,6 +35,13 @@ INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a milli
 
 async def serve_prompt(router: Router, request: web.Request, route: Route) -> web.StreamResponse:
     """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
+    with router.tracing.request(route.path, request.headers) as span:
+        return await _serve(router, request, route, span)
+
+
+async def _serve(
+    router: Router, request: web.Request, route: Route, span: RequestSpan
+) -> web.StreamResponse:
     received_s = router.clock()
     _refuse_if_full(router)
     key = router.keys.check(_authorization(request))
@@ -55,6 +63,7 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
             received_s=received_s,
             deadline_s=deadline_of(request.headers),
             id=router.new_id(),
+            span=span,
         )
         passage.note_prompt()
         return await _try_workers(passage, workers, chains)
@@ -154,15 +163,18 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             expected_s=dispatched.decision.prefill_s,
         ) as charge,
     ):
+        headers = to_worker(request.headers, passage.id, with_key=router.keys.path is None)
+        passage.span.carry(headers)
         async with ask(
             router.pool,
             worker.record.url,
             request.rel_url.raw_path_qs,
-            to_worker(request.headers, passage.id, with_key=router.keys.path is None),
+            headers,
             _body_with_plan(passage, dispatched),
         ) as answer:
             charge.first_byte(router.clock())
             router.turns.look()
+            passage.span.first_byte(answer.status)
             _judge(router, worker, answer.status)
             if answer.status == 200:
                 passage.note_first_byte(dispatched, charge)

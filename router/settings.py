@@ -33,3 +33,6 @@ class RouterSettings(Section):
     worker_ca_file: Path | None = None  # trusted for https workers, besides the system's own
     worker_cert_file: Path | None = None  # shown to workers that ask for one
     worker_key_file: Path | None = None  # not encrypted
+    otlp_endpoint: str = Field(
+        default="", pattern=r"^(https?://.+)?$"
+    )  # traces go there; empty: off

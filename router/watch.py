@@ -15,6 +15,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.tracing import RequestSpan
 
 log = logging.getLogger("prefixfleet.router.decisions")
 
@@ -32,6 +33,7 @@ class Passage:
     received_s: float
     deadline_s: float  # the client's own limit on the time to first token; 0: none
     id: str
+    span: RequestSpan
 
     def headers(self, dispatched: Dispatched) -> dict[str, str]:
         """The decision, for the client. Tokens are what was expected when it was taken."""
@@ -57,6 +59,7 @@ class Passage:
             dispatched.worker.name, "yes" if decision.source else "no"
         ).inc()
         terms = self.terms(dispatched)
+        self.span.decided(terms)
         log.info(
             "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d "
             "blocks there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, "

@@ -65,7 +65,17 @@ def _add_operations(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]"
         )
         verb.set_defaults(run=run)
     scale = verbs.add_parser("scale", help="let more or fewer nodes run engines")
-    scale.add_argument("nodes", type=_count)
+    scale.add_argument("nodes", type=_count, nargs="?")
+    scale.add_argument(
+        "--between",
+        type=_count,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="leave it to the fleet: as many as keep the wait at --target",
+    )
+    scale.add_argument(
+        "--target", type=_seconds, default=1.0, metavar="S", help="wait for an engine; default: 1"
+    )
     scale.set_defaults(run=operate.scale)
     update = verbs.add_parser("update", help="exchange the engines one by one, with other settings")
     update.add_argument("--model", type=Path, metavar="DIR", help="another model, same name")
@@ -110,6 +120,13 @@ def _count(text: str) -> int:
 
 def _folders(text: str) -> list[Path]:
     return [Path(text)]
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.01 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"got {text}, expected 0.01 to 3600")
+    return number
 
 
 def _port(text: str) -> int:

@@ -62,13 +62,18 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def scale(options: argparse.Namespace) -> int:
-    """Let so many nodes run engines."""
+    """Let so many nodes run engines, or leave the number to the fleet within bounds."""
+    least, most = options.between or (0, 0)
+    if bool(options.between) == bool(options.nodes) or least > most:
+        raise ConfigError("expected a number of nodes, or --between LEAST MOST with LEAST <= MOST")
 
-    def change(wish: FleetWish, _: Sequence[WorkerRecord]) -> FleetWish:
-        return replace(wish, nodes=options.nodes, failed="")
+    def change(wish: FleetWish, workers: Sequence[WorkerRecord]) -> FleetWish:
+        nodes = options.nodes or max(least, min(len({w.node for w in workers}), most))
+        wait_s = options.target if most else 0.0
+        return replace(wish, nodes=nodes, least=least, most=most, wait_s=wait_s, failed="")
 
-    async def done(_: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
-        return len({w.node for w in workers}) == int(options.nodes)
+    async def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
+        return len({w.node for w in workers}) == wish.nodes
 
     return asyncio.run(_change(options, change, done, lambda _: None))
 

@@ -1,14 +1,15 @@
 """How many nodes should run, by how long requests would wait: pure, the clock an argument.
 
-The wait is what routers predict for a request that comes now: the mean over the workers of the
-seconds until one is free, queue included. It is acted on when it lasts: soon upwards, late
-downwards, since an engine takes minutes to load and a node's cache goes with it.
+The wait is what routers predict for a request that comes now: the seconds of prefill that the
+workers have before them, and that wait for a worker. It is acted on when it lasts: soon upwards,
+late downwards, since an engine takes minutes to load and a node's cache goes with it.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from prefixfleet.store.load_board import WAITING, SharedLoad
 from prefixfleet.store.records import FleetWish
 
 UP_AFTER_S = 15.0
@@ -17,12 +18,15 @@ LOW = 0.25
 """A wait of less than this share of the wished one calls for a node less."""
 
 
-def predicted_wait_s(loads: Sequence[Mapping[str, float]], workers: Sequence[str]) -> float:
-    """Mean seconds until a worker is free. ``loads``: by router, worker to the seconds of work that
-    it sent there; what names no live worker does not count. 0 without workers."""
+def predicted_wait_s(loads: Sequence[Mapping[str, SharedLoad]], workers: Sequence[str]) -> float:
+    """Seconds until the prefills of ``loads``, one record a router, are done, spread evenly. What
+    was sent to nobody who lives does not count. 0 without workers."""
     if not workers:
         return 0.0
-    return sum(load.get(worker, 0.0) for load in loads for worker in workers) / len(workers)
+    counted = {*workers, WAITING}
+    return sum(
+        load.busy_s for record in loads for name, load in record.items() if name in counted
+    ) / len(workers)
 
 
 def wanted_nodes(wait_s: float, nodes: int, wish: FleetWish) -> int:

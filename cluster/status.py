@@ -96,7 +96,8 @@ def _wished(wish: Mapping[str, Any]) -> list[str]:
     if wish.get("draining"):
         lines.append(f"draining: {', '.join(wish['draining'])}; `prefixfleet resume` gives back")
     if wish.get("nodes"):
-        lines.append(f"scaled to {wish['nodes']} nodes")
+        bounds = f" (between {wish['least']} and {wish['most']})" if wish["most"] else ""
+        lines.append(f"scaled to {wish['nodes']} nodes{bounds}")
     if wish.get("rollout"):
         changes = ", ".join(f"{name}={value}" for name, value in wish["environ"].items())
         lines.append(f"update {wish['rollout']}: {changes}")

@@ -137,7 +137,7 @@ class Router:
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())
             if self._board is not None:
-                loops.append(Exchange(self._board, self.book, self.degraded).run())
+                loops.append(Exchange(self._board, self.book, self.turns.load, self.degraded).run())
             for loop in loops:
                 stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._open = stack.pop_all()

@@ -159,6 +159,24 @@ def engine():
     server.server_close()
 
 
+def test_the_number_of_nodes_is_left_to_the_fleet_within_bounds(run, announce, told):
+    announce(("a", {}), ("b", {}))
+
+    assert run("scale", "--between", "3", "8", "--target", "0.5")[0] == 0
+    wish = wish_of(told)
+    assert (wish.nodes, wish.least, wish.most, wish.wait_s) == (3, 3, 8, 0.5)
+    assert run("scale", "2")[0] == 0
+    wish = wish_of(told)
+    assert (wish.nodes, wish.least, wish.most, wish.wait_s) == (2, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("3", "--between", "1", "2"), ("--between", "3", "2"), ("--target", "0")]
+)
+def test_wrong_bounds_are_refused(run, words):
+    assert run("scale", *words)[0] == 2
+
+
 @pytest.mark.parametrize("count", ["0", "65", "two"])
 def test_a_wrong_number_is_refused(run, count):
     code, said = run("scale", count)

@@ -11,6 +11,7 @@ from prefixfleet.cluster.scaling import (
     predicted_wait_s,
     wanted_nodes,
 )
+from prefixfleet.store.load_board import WAITING, SharedLoad
 from prefixfleet.store.records import FleetWish
 
 WISH = FleetWish(least=2, most=10, wait_s=2.0)
@@ -75,7 +76,11 @@ def test_without_bounds_nothing_is_scaled():
 
 
 def test_the_wait_is_the_mean_over_live_workers_of_what_all_routers_sent():
-    loads = [{"a": 1.0, "gone": 99.0}, {"a": 2.0, "b": 1.0}]
+    def load(busy_s):
+        return SharedLoad(0, 0, 0, busy_s)
+
+    loads = [{"a": load(1.0), "gone": load(99.0)}, {"a": load(2.0), "b": load(1.0)}]
 
     assert predicted_wait_s(loads, ["a", "b"]) == 2.0
+    assert predicted_wait_s([*loads, {WAITING: load(6.0)}], ["a", "b"]) == 5.0
     assert predicted_wait_s(loads, []) == 0.0

@@ -41,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
     up.set_defaults(run=commands.up)
     status = verbs.add_parser("status", help="show nodes, tiers, links, workers, hit rate")
     status.add_argument("--json", action="store_true", help="one JSON object")
+    status.add_argument("--endpoint", default="", metavar="URL", help="of another fleet's router")
     status.set_defaults(run=commands.status)
     down = verbs.add_parser("down", help="stop what `up` started")
     down.set_defaults(run=commands.down)
@@ -56,13 +57,25 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_operations(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """What is asked of a fleet that runs: this machine's own, or the one at ``--redis``."""
-    drain = verbs.add_parser("drain", help="send no new requests to a worker or node")
+    drain = verbs.add_parser("drain", help="send no new requests to workers")
     resume = verbs.add_parser("resume", help="send requests to it again")
     for verb, run in ((drain, operate.drain), (resume, operate.resume)):
-        verb.add_argument("names", nargs="+", metavar="NAME", help="of a worker or a node")
+        verb.add_argument(
+            "names", nargs="+", metavar="NAME", help="of a worker or a node, or a host's address"
+        )
         verb.set_defaults(run=run)
     scale = verbs.add_parser("scale", help="let more or fewer nodes run engines")
-    scale.add_argument("nodes", type=_count)
+    scale.add_argument("nodes", type=_count, nargs="?")
+    scale.add_argument(
+        "--between",
+        type=_count,
+        nargs=2,
+        metavar=("LEAST", "MOST"),
+        help="leave it to the fleet: as many as keep the wait at --target",
+    )
+    scale.add_argument(
+        "--target", type=_seconds, default=1.0, metavar="S", help="wait for an engine; default: 1"
+    )
     scale.set_defaults(run=operate.scale)
     update = verbs.add_parser("update", help="exchange the engines one by one, with other settings")
     update.add_argument("--model", type=Path, metavar="DIR", help="another model, same name")
@@ -107,6 +120,13 @@ def _count(text: str) -> int:
 
 def _folders(text: str) -> list[Path]:
     return [Path(text)]
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not 0.01 <= number <= 3600:
+        raise argparse.ArgumentTypeError(f"got {text}, expected 0.01 to 3600")
+    return number
 
 
 def _port(text: str) -> int:

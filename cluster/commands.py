@@ -146,7 +146,7 @@ def status(options: argparse.Namespace) -> int:
     """Show what runs."""
     from prefixfleet.cluster.status import read_status, show_status
 
-    found = asyncio.run(read_status(_directory()))
+    found = asyncio.run(read_status(_directory(), options.endpoint))
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:

@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import time
 from collections.abc import Mapping
 
 import ray
@@ -22,6 +23,7 @@ from prefixfleet.cluster.placement import Place, chosen, engine_hosts, places, u
 from prefixfleet.cluster.ray_groups import RayGroups, reason_of
 from prefixfleet.cluster.rollout import Rollout
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.prefetch import prefetch_key
 from prefixfleet.store.records import FleetWish
 from prefixfleet.store.registry import WorkerRegistry
@@ -37,15 +39,16 @@ log = logging.getLogger(__name__)
 class Keeper:
     """Starts what is wanted and not there, ends what lost its host. Owned by one loop."""
 
-    def __init__(self, registry: WorkerRegistry, key: bytes) -> None:
+    def __init__(self, registry: WorkerRegistry, board: LoadBoard, key: bytes) -> None:
         self._registry = registry
+        self._board = board
         self._wish = FleetWish()
         self._starting: dict[str, asyncio.Task[None]] = {}
         self._groups = RayGroups(key, cancel=self._cancel)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Look every `LOOK_S` until ``stop``; what runs then goes on without a keeper."""
-        rolling = asyncio.create_task(Rollout(self._groups, self._registry).run())
+        rolling = asyncio.create_task(Rollout(self._groups, self._registry, self._board).run())
         try:
             while not stop.is_set():
                 await self._look()
@@ -101,12 +104,15 @@ def keeper_service(environ: Mapping[str, str]) -> Service:
 
     async def serve(up: Up, stop: asyncio.Event) -> None:
         fleet = FleetSettings.read(environ)
-        registry = WorkerRegistry(fleet.redis_url.get_secret_value(), fleet.fleet)
+        url = fleet.redis_url.get_secret_value()
+        registry = WorkerRegistry(url, fleet.fleet)
+        board = LoadBoard(url, fleet.fleet, "rollout", time.monotonic)
         try:
             up({})
-            await Keeper(registry, prefetch_key(fleet.secret())).run(stop)
+            await Keeper(registry, board, prefetch_key(fleet.secret())).run(stop)
         finally:
             await registry.close()
+            await board.close()
 
     return serve
 

@@ -9,11 +9,15 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
+
+import aiohttp
 
 from prefixfleet.cluster.commands import REDIS_VARIABLE, console
+from prefixfleet.cluster.engine_probe import EngineProbe
 from prefixfleet.cluster.rollout import MODEL_SETTING
 from prefixfleet.cluster.run_state import StateHome
 from prefixfleet.cluster.settings import WorkerSettings, check_model
@@ -28,41 +32,48 @@ SERVED_NAME = f"{PREFIX}SERVED_NAME"
 PLACED = ("NAME", "NODE", "HOST", "SOCKET_PATH", "LOG_FILE", "ROLLOUT")
 """Settings that the fleet itself gives to each engine."""
 
-Done = Callable[[FleetWish, Sequence[WorkerRecord]], bool]
+Done = Callable[[FleetWish, Sequence[WorkerRecord]], Awaitable[bool]]
 
 
 def drain(options: argparse.Namespace) -> int:
-    """Send no new requests to workers or nodes. Running ones end; ``--wait`` does not see that."""
+    """Send no new requests to workers, nodes or hosts; ``--wait`` until they have none."""
     names = set(options.names)
 
-    def change(wish: FleetWish) -> FleetWish:
-        return replace(wish, draining=tuple(sorted(names | set(wish.draining))))
+    def change(wish: FleetWish, workers: Sequence[WorkerRecord]) -> FleetWish:
+        kept = {n for n in wish.draining if not _is_address(n) or n in _names(workers)}
+        return replace(wish, draining=tuple(sorted(names | kept)))
 
-    def done(_: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
-        return all(w.state == "draining" for w in workers if {w.worker, w.node} & names)
+    async def done(_: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
+        drained = [w for w in workers if _names([w]) & names]
+        return all(w.state == "draining" for w in drained) and not await _in_flight(drained)
 
     return asyncio.run(_change(options, change, done, _known(names)))
 
 
 def resume(options: argparse.Namespace) -> int:
-    """Send requests to workers or nodes again."""
+    """Send requests to them again."""
     names = set(options.names)
 
-    def change(wish: FleetWish) -> FleetWish:
+    def change(wish: FleetWish, _: Sequence[WorkerRecord]) -> FleetWish:
         return replace(wish, draining=tuple(sorted(set(wish.draining) - names)))
 
     options.wait = 0.0
-    return asyncio.run(_change(options, change, lambda *_: True, lambda _: None))
+    return asyncio.run(_change(options, change, _at_once, lambda _: None))
 
 
 def scale(options: argparse.Namespace) -> int:
-    """Let so many nodes run engines."""
+    """Let so many nodes run engines, or leave the number to the fleet within bounds."""
+    least, most = options.between or (0, 0)
+    if bool(options.between) == bool(options.nodes) or least > most:
+        raise ConfigError("expected a number of nodes, or --between LEAST MOST with LEAST <= MOST")
 
-    def change(wish: FleetWish) -> FleetWish:
-        return replace(wish, nodes=options.nodes, failed="")
+    def change(wish: FleetWish, workers: Sequence[WorkerRecord]) -> FleetWish:
+        nodes = options.nodes or max(least, min(len({w.node for w in workers}), most))
+        wait_s = options.target if most else 0.0
+        return replace(wish, nodes=nodes, least=least, most=most, wait_s=wait_s, failed="")
 
-    def done(_: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
-        return len({w.node for w in workers}) == int(options.nodes)
+    async def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
+        return len({w.node for w in workers}) == wish.nodes
 
     return asyncio.run(_change(options, change, done, lambda _: None))
 
@@ -71,11 +82,11 @@ def update(options: argparse.Namespace) -> int:
     """Exchange all engines, one by one, for engines with other settings."""
     settings = _settings(options)
 
-    def change(wish: FleetWish) -> FleetWish:
+    def change(wish: FleetWish, _: Sequence[WorkerRecord]) -> FleetWish:
         environ = {**wish.environ, **settings}
         return replace(wish, rollout=wish.rollout + 1, environ=environ, failed="")
 
-    def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
+    async def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
         return all(w.rollout >= wish.rollout for w in workers)
 
     def check(workers: Sequence[WorkerRecord]) -> None:
@@ -84,9 +95,20 @@ def update(options: argparse.Namespace) -> int:
     return asyncio.run(_change(options, change, done, check))
 
 
+async def _at_once(_: FleetWish, __: Sequence[WorkerRecord]) -> bool:
+    return True
+
+
+async def _in_flight(workers: Sequence[WorkerRecord]) -> int:
+    """Requests in these engines, as far as they can be reached from here."""
+    async with aiohttp.ClientSession() as session:
+        probes = [EngineProbe(w.url, w.model, session) for w in workers]
+        return sum(await asyncio.gather(*(probe.in_flight() for probe in probes)))
+
+
 async def _change(
     options: argparse.Namespace,
-    change: Callable[[FleetWish], FleetWish],
+    change: Callable[[FleetWish, Sequence[WorkerRecord]], FleetWish],
     done: Done,
     check: Callable[[Sequence[WorkerRecord]], None],
 ) -> int:
@@ -99,7 +121,7 @@ async def _change(
                 "PREFIXFLEET_FLEET and --redis, or start it with `prefixfleet up`"
             )
         check(workers)
-        wish = await registry.change_wish(change)
+        wish = await registry.change_wish(lambda before: change(before, workers))
         if options.wait:
             await _until(registry, wish, done, options.wait)
         console.print("done" if options.wait else "asked; `prefixfleet status` shows how far it is")
@@ -117,7 +139,7 @@ async def _until(registry: WorkerRegistry, mine: FleetWish, done: Done, wait_s: 
         wish, workers = await registry.wish(), await registry.workers()
         if wish.failed and wish.rollout == mine.rollout:
             raise ConfigError(f"the fleet gave up: {wish.failed}")
-        if done(mine, workers):
+        if await done(mine, workers):
             return
         if time.monotonic() > deadline:
             stand = ", ".join(f"{w.worker} {w.state}, rollout {w.rollout}" for w in workers)
@@ -169,9 +191,20 @@ def _check_update(
         )
 
 
+def _names(workers: Sequence[WorkerRecord]) -> set[str]:
+    """What these workers can be called: their own names, their nodes', their hosts' addresses."""
+    hosts = {urlsplit(w.url).hostname or "" for w in workers}
+    return {w.worker for w in workers} | {w.node for w in workers} | hosts
+
+
+def _is_address(name: str) -> bool:
+    """An address is forgotten when nobody has it: unlike a name, it does not come back."""
+    return "." in name or ":" in name
+
+
 def _known(names: set[str]) -> Callable[[Sequence[WorkerRecord]], None]:
     def check(workers: Sequence[WorkerRecord]) -> None:
-        known = {w.worker for w in workers} | {w.node for w in workers}
+        known = _names(workers)
         if names - known:
             raise ConfigError(
                 f"no worker or node {', '.join(sorted(names - known))}; there are "

@@ -7,11 +7,14 @@ see no error. `next_step` decides and is pure; `Rollout` does it. Must not know 
 import asyncio
 import contextlib
 import logging
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from prefixfleet.cluster.scaling import Scaler, predicted_wait_s
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
 
@@ -96,9 +99,18 @@ def _serves(group: Group, wish: FleetWish, workers: Sequence[WorkerRecord]) -> b
 class Rollout:
     """Follows the wish. Owned by whoever runs the fleet's processes; `run` until cancelled."""
 
-    def __init__(self, groups: Groups, registry: WorkerRegistry) -> None:
+    def __init__(
+        self,
+        groups: Groups,
+        registry: WorkerRegistry,
+        board: LoadBoard,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._groups = groups
         self._registry = registry
+        self._board = board
+        self._clock = clock
+        self._scaler = Scaler()
         self._unreadable = ""
 
     async def run(self) -> None:
@@ -117,6 +129,7 @@ class Rollout:
             return
         step = next_step(wish, self._groups.groups(), workers)
         if step is None:
+            await self._scale(wish, workers)
             return
         log.info("%s %s, rollout %d", step.verb, step.node or "a node", wish.rollout)
         try:
@@ -125,6 +138,18 @@ class Rollout:
             await self._give_up(step, error)
             return
         await asyncio.sleep(SETTLE_S)
+
+    async def _scale(self, wish: FleetWish, workers: Sequence[WorkerRecord]) -> None:
+        """Wish for more or fewer nodes, where that is left to the fleet and they are needed."""
+        if not wish.most:
+            return
+        ready = [w.worker for w in workers if w.state == "ready"]
+        wait_s = predicted_wait_s(await self._board.exchange({}), ready)
+        count = len(self._groups.groups())
+        nodes = self._scaler.decide(wait_s, count, wish, self._clock())
+        if nodes != count:
+            log.info("%d nodes instead of %d: a request waits %.2f s", nodes, count, wait_s)
+            await self._registry.change_wish(lambda now: replace(now, nodes=nodes))
 
     async def _do(self, step: Step, wish: FleetWish) -> None:
         if step.verb == "start":
@@ -140,7 +165,9 @@ class Rollout:
         why = f"{step.verb} {step.node}: {error}".strip()
         log.error("%s", why)
         count = len(self._groups.groups())
-        await self._registry.change_wish(lambda wish: replace(wish, failed=why, nodes=count))
+        await self._registry.change_wish(
+            lambda wish: replace(wish, failed=why, nodes=count, most=0)  # else it would try again
+        )
 
     def _say_once(self, what: str) -> None:
         if what != self._unreadable:

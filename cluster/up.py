@@ -9,6 +9,7 @@ import contextlib
 import os
 import secrets
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from prefixfleet.cluster.ports import hold_port
 from prefixfleet.cluster.rollout import Rollout
 from prefixfleet.cluster.run_state import RunDir, RunState, start_ticks
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.records import FleetWish
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.redis_server import RedisServer
@@ -72,6 +74,7 @@ class Supervisor:
         self._router: LocalRouter
         self._redis: RedisServer | None = None
         self._registry: WorkerRegistry
+        self._board: LoadBoard
         self._groups: LocalGroups
         run = uuid.uuid4().hex
         ticks = start_ticks(os.getpid())
@@ -97,7 +100,7 @@ class Supervisor:
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Keep the fleet as its operator wishes, until ``stop`` is set."""
-        kept = [Rollout(self._groups, self._registry).run(), self._router.keep()]
+        kept = [Rollout(self._groups, self._registry, self._board).run(), self._router.keep()]
         if self._redis:
             kept.append(self._keep_redis(self._redis))
         tasks = [asyncio.ensure_future(loop) for loop in kept]
@@ -125,6 +128,8 @@ class Supervisor:
         self._note(redis_url=redis_url)
         self._registry = WorkerRegistry(redis_url, wish.fleet)
         self._stack.push_async_callback(self._registry.close)
+        self._board = LoadBoard(redis_url, wish.fleet, "rollout", time.monotonic)
+        self._stack.push_async_callback(self._board.close)
         await self._registry.change_wish(lambda _: FleetWish())  # an earlier run's is over
         environ = self._environ(redis_url)
         self._say("starting Ray")

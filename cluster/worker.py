@@ -172,7 +172,7 @@ class Worker:
             log.debug("worker %s not announced: %s", record.worker, error)
 
     def _state_in(self, wish: FleetWish) -> str:
-        mine = {self._settings.name, self._settings.node}
+        mine = {self._settings.name, self._settings.node, self._settings.host}
         return "draining" if mine & set(wish.draining) else "ready"
 
     async def _node_status(self, session: aiohttp.ClientSession) -> dict[str, Any]:

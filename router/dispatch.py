@@ -64,8 +64,11 @@ class Dispatcher:
         draw: Callable[[int], int] = random.randrange,
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
+        engines: View | None = None,
     ) -> None:
         self.view = view
+        # what static engines hold: no sources of pulls
+        self._engines = View(clock) if engines is None else engines
         self.book = book
         self._records = records
         self._key = key
@@ -85,7 +88,10 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
+        held = {
+            kind: {**self.view.leading(chain), **self._engines.leading(chain)}
+            for kind, chain in chains.items()
+        }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
         candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
         return self._policy(prompt.tokens, candidates, self._draw)

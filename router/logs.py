@@ -5,6 +5,8 @@ import logging
 import sys
 from typing import TextIO
 
+from prefixfleet.router.json_log import JsonFormatter
+
 FLUSH_S = 0.25
 BUFFER_BYTES = 64 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -16,6 +18,10 @@ class BlockHandler(logging.StreamHandler[TextIO]):
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
         self.setFormatter(logging.Formatter(FORMAT))
+
+    def use_json(self) -> None:
+        """Write one JSON object a line from now on."""
+        self.setFormatter(JsonFormatter())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the line into the block; see `logging.Handler`."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prefixfleet.router.book import Book
+from prefixfleet.router.book import Book, Load
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key
@@ -55,6 +55,15 @@ class Turns:
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._queue)
+
+    def load(self) -> Load:
+        """What waits: its tokens, requests and seconds of prefill."""
+        queue = self._queue
+        return Load(
+            queued_tokens=sum(turn.prompt.tokens for turn in queue),
+            queued_requests=len(queue),
+            busy_s=sum(turn.prefill_s for turn in queue),
+        )
 
     async def wait(
         self,

@@ -7,7 +7,7 @@ replayed from the start.
 """
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 import zmq
@@ -55,7 +55,7 @@ class EngineFollower:
         self.connected = False
         self.whole = False
 
-    async def changes(self) -> AsyncIterator[Change]:
+    async def changes(self) -> AsyncGenerator[Change, None]:
         """What the engine holds now and did not before, and back; until the caller stops.
 
         Close the iterator (`contextlib.aclosing`): it holds sockets.
@@ -77,7 +77,7 @@ class EngineFollower:
 
     async def _follow(
         self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket
-    ) -> AsyncIterator[Change]:
+    ) -> AsyncGenerator[Change, None]:
         poller = zmq.asyncio.Poller()
         for either in (socket, monitor):
             poller.register(either, zmq.POLLIN)
@@ -89,8 +89,7 @@ class EngineFollower:
                 change = await self._resume() if self.connected else Change()
             else:
                 change = await self._hear(await socket.recv_multipart())
-            if change != Change():
-                yield change
+            yield change  # also an empty one: what it was made of is counted in the mirror
 
     async def _resume(self) -> Change:
         """After a new connection: catch up with the same life of the engine, or start anew."""

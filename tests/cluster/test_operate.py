@@ -1,7 +1,9 @@
 """``drain``, ``resume``, ``scale`` and ``update``, at a real Redis with announced workers."""
 
 import asyncio
+import threading
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -102,7 +104,7 @@ def test_an_unknown_name_is_refused_with_those_there_are(run, announce, told):
     code, said = run("drain", "x")
 
     assert code == 2
-    assert "no worker or node x; there are a, node-of-a" in said
+    assert "no worker or node x; there are 127.0.0.1, a, node-of-a" in said
     assert wish_of(told) == FleetWish()
 
 
@@ -112,6 +114,67 @@ def test_scale_writes_the_number_and_waits_for_it(run, announce, told):
     assert run("scale", "2", "--wait", "20")[0] == 0
     assert run("scale", "3")[0] == 0
     assert wish_of(told).nodes == 3
+
+
+def test_a_host_is_drained_by_its_address_which_is_forgotten_when_it_is_gone(run, announce, told):
+    announce(("a", {}), ("b", {"url": "http://192.0.2.7:1"}))
+
+    assert run("drain", "192.0.2.7")[0] == 0
+    assert wish_of(told).draining == ("192.0.2.7",)
+    told(lambda registry: registry.withdraw("b"))
+    assert run("drain", "a")[0] == 0
+    assert wish_of(told).draining == ("a",)
+
+
+def test_drain_waits_for_the_requests_that_run(run, announce, engine):
+    announce(("a", {"state": "draining", "url": engine.url}))
+
+    engine.running = 2
+    assert "not done within 0.1 s" in run("drain", "a", "--wait", "0.1")[1]
+    engine.running = 0
+    assert run("drain", "a", "--wait", "20")[0] == 0
+
+
+@pytest.fixture
+def engine():
+    """The metrics of an engine, served over HTTP."""
+
+    class Metrics(BaseHTTPRequestHandler):
+        def do_GET(self):
+            lines = [f"vllm:num_requests_running {server.running}", "vllm:num_requests_waiting 0"]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write("\n".join([*lines, ""]).encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Metrics)
+    server.url = f"http://127.0.0.1:{server.server_port}"
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_number_of_nodes_is_left_to_the_fleet_within_bounds(run, announce, told):
+    announce(("a", {}), ("b", {}))
+
+    assert run("scale", "--between", "3", "8", "--target", "0.5")[0] == 0
+    wish = wish_of(told)
+    assert (wish.nodes, wish.least, wish.most, wish.wait_s) == (3, 3, 8, 0.5)
+    assert run("scale", "2")[0] == 0
+    wish = wish_of(told)
+    assert (wish.nodes, wish.least, wish.most, wish.wait_s) == (2, 0, 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("3", "--between", "1", "2"), ("--between", "3", "2"), ("--target", "0")]
+)
+def test_wrong_bounds_are_refused(run, words):
+    assert run("scale", *words)[0] == 2
 
 
 @pytest.mark.parametrize("count", ["0", "65", "two"])

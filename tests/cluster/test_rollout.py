@@ -7,7 +7,9 @@ import pytest
 
 from prefixfleet.cluster import rollout
 from prefixfleet.cluster.rollout import Group, Rollout, Step, next_step
+from prefixfleet.cluster.scaling import UP_AFTER_S
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.load_board import LoadBoard, SharedLoad
 from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
 
@@ -114,15 +116,22 @@ async def registry(redis_url, fleet, monkeypatch):
     await registry.close()
 
 
+@pytest.fixture
+async def board(redis_url, fleet, clock):
+    board = LoadBoard(redis_url, fleet, "rollout", clock, timeout_s=20)
+    yield board
+    await board.close()
+
+
 async def wish_for(registry, **fields):
     await registry.change_wish(lambda wish: replace(wish, **fields))
 
 
 @pytest.mark.parametrize("daemon", [False, True])
-async def test_an_update_goes_through_the_fleet_once(registry, daemon):
+async def test_an_update_goes_through_the_fleet_once(registry, board, daemon):
     groups = Recorded(registry)
     await groups.announce()
-    kept = Rollout(groups, registry)
+    kept = Rollout(groups, registry, board)
     setting = rollout.MODEL_SETTING if daemon else "PREFIXFLEET_WORKER_MAX_MODEL_TOKENS"
     await wish_for(registry, rollout=1, environ={setting: "64"})
 
@@ -132,10 +141,10 @@ async def test_an_update_goes_through_the_fleet_once(registry, daemon):
     assert groups.done == [("replace", "node-0", daemon), ("replace", "node-1", daemon)]
 
 
-async def test_scaling_goes_up_and_down(registry):
+async def test_scaling_goes_up_and_down(registry, board):
     groups = Recorded(registry)
     await groups.announce()
-    kept = Rollout(groups, registry)
+    kept = Rollout(groups, registry, board)
 
     await wish_for(registry, nodes=4)
     for _ in range(4):
@@ -148,11 +157,30 @@ async def test_scaling_goes_up_and_down(registry):
     assert groups.done == [("start", 2), ("start", 3), *stops]
 
 
+async def test_a_fleet_that_lets_requests_wait_grows_by_itself(
+    registry, board, redis_url, fleet, clock
+):
+    groups = Recorded(registry)
+    await groups.announce()
+    kept = Rollout(groups, registry, board, clock)
+    router = LoadBoard(redis_url, fleet, "router", clock, timeout_s=20)
+    await wish_for(registry, least=1, most=8, wait_s=1.0)
+
+    for _ in range(4):
+        await router.exchange({"": SharedLoad(0, 9, 0, 3.0)})  # 1.5 s for each of two engines
+        await kept.look()
+        clock.advance(UP_AFTER_S)
+    await router.close()
+
+    assert (await registry.wish()).nodes == 3
+    assert groups.done == [("start", 2)]
+
+
 @pytest.mark.parametrize("verb", ["start", "replace"])
-async def test_what_fails_is_written_down_and_not_tried_again(registry, verb):
+async def test_what_fails_is_written_down_and_not_tried_again(registry, board, verb):
     groups = Recorded(registry, breaks=(verb,))
     await groups.announce()
-    kept = Rollout(groups, registry)
+    kept = Rollout(groups, registry, board)
     await wish_for(registry, nodes=3 if verb == "start" else 0, rollout=1)
 
     for _ in range(3):
@@ -165,11 +193,11 @@ async def test_what_fails_is_written_down_and_not_tried_again(registry, verb):
 
 
 async def test_a_wish_of_another_version_stops_nothing_and_is_said_once(
-    registry, redis_url, fleet, caplog
+    registry, board, redis_url, fleet, caplog
 ):
     key = f"pf1:{{{fleet}}}:wish"
     await registry._functions.command("HSET", key, "generation", 1, "record", b"\x80")
-    kept = Rollout(Recorded(registry), registry)
+    kept = Rollout(Recorded(registry), registry, board)
 
     for _ in range(3):
         await kept.look()
@@ -177,10 +205,10 @@ async def test_a_wish_of_another_version_stops_nothing_and_is_said_once(
     assert caplog.text.count("the fleet's wish cannot be read") == 1
 
 
-async def test_it_goes_on_without_redis(registry, monkeypatch):
+async def test_it_goes_on_without_redis(registry, board, monkeypatch):
     monkeypatch.setattr(rollout, "LOOK_S", 0.0)
     gone = WorkerRegistry("redis://127.0.0.1:1/0", "f", timeout_s=0.2)
-    task = asyncio.create_task(Rollout(Recorded(registry), gone).run())
+    task = asyncio.create_task(Rollout(Recorded(registry), gone, board).run())
 
     done, _ = await asyncio.wait({task}, timeout=0.5)
 

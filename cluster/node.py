@@ -148,10 +148,10 @@ class NodeDaemon:
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
             "tiers": self._pool.tiers() if self._pool else {},
-            "links": self._pool.measured() if self._pool else {},
+            "links": self._pool.puller.paths.report() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers() | {"failed_sources": self._failed_sources()},
+            "counters": self.stats.numbers() | self._sources(),
             "cache": cache.numbers() if cache else NO_CACHE,
             "index": {
                 "epoch": announcer.epoch,
@@ -160,6 +160,7 @@ class NodeDaemon:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
             "refused_engines": self._engines.refused,
@@ -239,6 +240,7 @@ class NodeDaemon:
             clock=time.monotonic,
         )
         self._start(cache.run())
+        self._start(puller.prober.run())
         return _OpenPool(host, cache, puller)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
@@ -295,8 +297,12 @@ class NodeDaemon:
         assert self._pool is not None
         self._pool.cache.drop(block)
 
-    def _failed_sources(self) -> dict[str, int]:
-        return dict(self._pool.puller.paths.failed) if self._pool else {}
+    def _sources(self) -> dict[str, Any]:
+        puller = self._pool.puller if self._pool else None
+        return {
+            "failed_sources": dict(puller.paths.failed) if puller else {},
+            "probes": puller.prober.probes if puller else 0,
+        }
 
     def _degraded(self) -> list[str]:
         disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
@@ -342,14 +348,6 @@ class _OpenPool:
         if self.cache.tier is not None:
             tiers["ssd"] = self.cache.disk_numbers() | size
         return tiers
-
-    def measured(self) -> dict[str, dict[str, Any]]:
-        """By source: the link used most, its speed, and all links; the router reads the speed."""
-        speeds = {}
-        for source, links in self.puller.paths.estimates.as_dict().items():
-            name = max(links, key=lambda link: links[link]["pulls"])
-            speeds[source] = {"link": name, **links[name], "links": links}
-        return speeds
 
 
 @contextlib.contextmanager

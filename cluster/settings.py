@@ -17,7 +17,7 @@ MAX_SOCKET_PATH_BYTES = 107
 
 MAX_DRAIN_S = 3600
 
-LinkName = Literal["auto", "ucx", "tcp"]
+LinkName = Literal["auto", "shm", "ucx", "tcp"]
 
 
 def check_model(folder: Path) -> Path:

@@ -453,6 +453,30 @@ async def test_what_the_planned_source_lost_comes_from_another_node(index, folde
         await until(lambda: matched(index, chain, {"a": 10, "b": 29, "c": 29}))
 
 
+@pytest.mark.parametrize(("link", "taken"), [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")])
+async def test_nodes_of_one_host_copy_from_memory_unless_a_link_is_forced(
+    index, folder, link, taken
+):
+    chain = fresh_chain(20)
+    async with (
+        running_node(index, settings_of(folder, "a", link="auto")) as a,
+        running_node(index, settings_of(folder, "b", link=link)) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        await at_a.put(chain, fill=42)
+        await until(lambda: reachable(index, a))
+
+        answer = await at_b.prepare(chain, plan_from(a, 20))
+
+        assert (answer["pulled"], answer["link"]) == (20, taken)
+        why = {"auto": "same host"}.get(link, "forced")
+        told = b.snapshot()["links"]["a"]
+        assert (told["link"], told["why"]) == (taken, why)
+        for block, slot in zip(chain, answer["slots"], strict=True):
+            assert at_b.payload(slot, block) == payload_of(block, 42)
+
+
 async def test_a_link_that_is_not_there_is_a_failure_with_its_name(index, folder):
     chain = fresh_chain(3)
     async with (

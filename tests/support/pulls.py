@@ -39,7 +39,7 @@ class PoolNode:
         self.layout = layout
         self.now_s = 1000.0  # of the pool and the server; moved by hand
         self.pool = SlotPool(slots, LruOrder(), lambda: self.now_s)
-        self.segment = memoryview(bytearray(slots * layout.slot_bytes))
+        self.segment = links.shared_memory(slots * layout.slot_bytes)
         self.corrupt: list[bytes] = []
         self.server = BlockServer(
             self.pool,

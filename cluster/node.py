@@ -17,6 +17,7 @@ from typing import Any, Self
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
@@ -54,7 +55,6 @@ class NodeDaemon:
         self.stats = NodeStats()
         self.url = ""
         self._secret = secret
-        self._secret = secret
         self._index = index
         self._links = links
         self._pool: _OpenPool | None = None
@@ -62,6 +62,7 @@ class NodeDaemon:
         self._loops: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
         self._peers = PeerBook(index.members, clock=time.monotonic)
+        self._holders = Holders(index.match, self._peers, settings.name)
         self._announcer = Announcer(
             index,
             record=self.record,
@@ -124,9 +125,9 @@ class NodeDaemon:
         return {
             "tiers": {"dram": self._pool.tier()} if self._pool else {},
             "links": self._pool.measured() if self._pool else {},
-            "lanes": dict(self._pool.puller.lanes) if self._pool else {},
+            "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers(),
+            "counters": self.stats.numbers() | {"failed_sources": self._failed_sources()},
             "cache": cache.numbers() if cache else NO_CACHE,
             "index": {
                 "epoch": announcer.epoch,
@@ -197,12 +198,12 @@ class NodeDaemon:
             kind.layout,
             links=self._links.by_name,
             forced=self._links.forced,
-            rdma=self._links.rdma,
         )
         cache = NodeCache(
             host.pool,
             kind.layout.shards,
             peers=self._peers,
+            holders=self._holders,
             announcer=self._announcer,
             move=self._move,
             examine=host.examine,
@@ -214,13 +215,14 @@ class NodeDaemon:
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
         result = await self._pool.puller.pull(
-            pull.contacts,
+            pull.source.contacts,
             namespace=self._pool.host.kind.digest,
-            epoch=pull.plan.source_epoch,
+            epoch=pull.source.epoch,
             parent=pull.parent,
             hashes=pull.hashes,
             deadline=pull.deadline,
-            link=pull.plan.link or None,
+            link=pull.link or None,
+            others=pull.others,
         )
         self.stats.saw_pull(result)
         return result
@@ -244,6 +246,9 @@ class NodeDaemon:
     def _drop(self, block: BlockHash) -> None:
         assert self._pool is not None
         self._pool.cache.drop(block)
+
+    def _failed_sources(self) -> dict[str, int]:
+        return dict(self._pool.puller.paths.failed) if self._pool else {}
 
     def _degraded(self) -> list[str]:
         return [self._announcer.degraded] if self._announcer.degraded else []
@@ -289,7 +294,7 @@ class _OpenPool:
     def measured(self) -> dict[str, dict[str, Any]]:
         """By source: the link used most, its speed, and all links; the router reads the speed."""
         speeds = {}
-        for source, links in self.puller.estimates.as_dict().items():
+        for source, links in self.puller.paths.estimates.as_dict().items():
             name = max(links, key=lambda link: links[link]["pulls"])
             speeds[source] = {"link": name, **links[name], "links": links}
         return speeds

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pull, Pulls
 from prefixfleet.cluster.writes import Writes
@@ -47,6 +48,7 @@ class NodeCache:
         shards: int,
         *,
         peers: PeerBook,
+        holders: Holders,
         announcer: Announcer,
         move: Callable[[Pull], Awaitable[PullResult]],
         examine: Callable[[BlockHash], None],
@@ -58,7 +60,9 @@ class NodeCache:
         self._examine = examine
         self._clock = clock
         self._writes = Writes(pool, shards)
-        self._pulls = Pulls(peers=peers, match=pool.match, move=self._pull, clock=clock)
+        self._pulls = Pulls(
+            peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
+        )
         self.claims = Claims(pool, self._pulls.fetch, clock=clock)
         self._spare = min(MAX_SPARE_SLOTS, max(1, pool.num_slots // SPARE_SHARE))
         self._low = asyncio.Event()

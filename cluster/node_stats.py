@@ -83,6 +83,8 @@ class _Collector:
         yield _labelled("slots", "Slots of the pool", "state", stats["tiers"].get("dram", {}))
         yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
+        failed = counters["failed_sources"]
+        yield _counted("failed_sources", "Sources that failed in a pull", "reason", failed)
         for name, text in (("pulls", "Pulls"), ("pulled_bytes", "Bytes pulled from peers")):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
         for name in ("committed_blocks", "evicted_blocks", "pool_full"):

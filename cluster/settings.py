@@ -15,7 +15,7 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
 MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
-LinkName = Literal["auto", "ucx", "tcp"]
+LinkName = Literal["auto", "shm", "ucx", "tcp"]
 
 
 def check_model(folder: Path) -> Path:

@@ -33,7 +33,8 @@ class Served:
     """What every session of a listener shares.
 
     ``counters`` counts ended sessions by reason. ``attachment`` is handed to callers once they
-    have proved themselves: what the link needs besides this connection.
+    have proved themselves: what the link needs besides this connection. With ``bytes_apart``
+    callers read the bytes in another way, and READ only asks whether they may.
     """
 
     link: str
@@ -45,6 +46,7 @@ class Served:
     counters: Counter[str]
     attachment: bytes = b""
     crew: Crew | None = None
+    bytes_apart: bool = False
 
 
 async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
@@ -132,6 +134,9 @@ async def _send_ranges(
     if not all(served.service.grants(caller, part) for part in ranges):
         served.counters["not_granted"] += 1
         await _refuse(stream, id, "not_granted", "no read lease covers the ranges")
+        return
+    if served.bytes_apart:
+        await stream.send(wire.data_header(0, id))
         return
     header = wire.data_header(sum(part.length for part in ranges), id)
     views = [served.segment[part.offset : part.offset + part.length] for part in ranges]

@@ -342,8 +342,8 @@ async def test_a_life_ends_and_another_one_begins_under_a_higher_epoch(index, fo
     assert epochs[0] < epochs[1]
 
 
-async def test_a_plan_for_an_earlier_life_of_the_source_is_a_miss(index, folder):
-    chain = fresh_chain(3)
+async def test_a_plan_for_another_life_of_the_source_turns_to_what_the_index_knows(index, folder):
+    chain, unknown = fresh_chain(3), fresh_chain(3)
     async with (
         running_node(index, settings_of(folder, "a")) as a,
         running_node(index, settings_of(folder, "b")) as b,
@@ -351,11 +351,59 @@ async def test_a_plan_for_an_earlier_life_of_the_source_is_a_miss(index, folder)
         PlainEngine.connected(b.settings.socket_path) as at_b,
     ):
         await at_a.put(chain)
+        await until(lambda: matched(index, chain, {"a": 3}))
+        plan = plan_from(a, 3, source_epoch=a.epoch + 1)
+
+        miss = await at_b.prepare(unknown, plan)
+        hit = await at_b.prepare(chain, plan)
+
+        assert (miss["blocks"], miss["failure"]) == (0, "epoch")
+        assert (hit["blocks"], hit["failure"]) == (3, "")
+
+
+async def test_what_the_planned_source_lost_comes_from_another_node(index, folder):
+    chain = fresh_chain(30)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        running_node(index, settings_of(folder, "b")) as b,
+        running_node(index, settings_of(folder, "c")) as c,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+        PlainEngine.connected(c.settings.socket_path) as at_c,
+    ):
+        await at_a.put(chain[:10], fill=42)
+        slots = await at_b.put(chain, fill=42)
+        await until(lambda: matched(index, chain, {"a": 10, "b": 30}))
+        at_b.spoil(slots[29])
+
+        answer = await at_c.prepare(chain, plan_from(a, 30))
+
+        assert (answer["blocks"], answer["pulled"], answer["failure"]) == (29, 29, "corrupt")
+        for block, slot in zip(chain, answer["slots"], strict=False):
+            assert at_c.payload(slot, block) == payload_of(block, 42)
+        assert c.snapshot()["counters"]["failed_sources"] == {"corrupt": 1}
+        await until(lambda: matched(index, chain, {"a": 10, "b": 29, "c": 29}))
+
+
+@pytest.mark.parametrize(("link", "taken"), [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")])
+async def test_nodes_of_one_host_copy_from_memory_unless_a_link_is_forced(
+    index, folder, link, taken
+):
+    chain = fresh_chain(20)
+    async with (
+        running_node(index, settings_of(folder, "a", link="auto")) as a,
+        running_node(index, settings_of(folder, "b", link=link)) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        await at_a.put(chain, fill=42)
         await until(lambda: reachable(index, a))
 
-        answer = await at_b.prepare(chain, plan_from(a, 3, source_epoch=a.epoch + 1))
+        answer = await at_b.prepare(chain, plan_from(a, 20))
 
-        assert (answer["blocks"], answer["failure"]) == (0, "epoch")
+        assert (answer["pulled"], answer["link"]) == (20, taken)
+        for block, slot in zip(chain, answer["slots"], strict=True):
+            assert at_b.payload(slot, block) == payload_of(block, 42)
 
 
 async def test_a_link_that_is_not_there_is_a_failure_with_its_name(index, folder):

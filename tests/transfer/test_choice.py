@@ -4,6 +4,7 @@ import pytest
 
 from prefixfleet.store.errors import PeerRefused
 from prefixfleet.transfer.choice import choose_link, has_rdma
+from prefixfleet.transfer.estimates import Speed
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,8 @@ from prefixfleet.transfer.choice import choose_link, has_rdma
         ("ucx:srd/efa0", True),
         ("ucx:ud_verbs/mlx5_0:1", True),
         ("ucx:tcp/eth0,tcp/lo", False),
-        ("ucx:sysv/memory,cma/memory,cuda_ipc/cuda", False),
+        ("ucx:sysv/memory,cma/memory", False),
+        ("ucx:tcp/eth0,cuda_ipc/cuda", True),
         ("tcp", False),
         ("", False),
     ],
@@ -23,20 +25,44 @@ def test_rdma_is_seen_in_the_lanes(lanes, expected):
     assert has_rdma(lanes) is expected
 
 
+BOTH = ["tcp", "ucx"]
+
+
 def test_a_forced_link_wins_or_the_pull_is_refused():
-    assert choose_link(["tcp", "ucx"], ["tcp", "ucx"], forced="ucx", rdma=False) == "ucx"
+    assert choose_link(BOTH, BOTH, forced="ucx") == "ucx"
     with pytest.raises(PeerRefused, match="forced"):
-        choose_link(["tcp"], ["tcp", "ucx"], forced="ucx", rdma=True)
+        choose_link(["tcp"], BOTH, forced="ucx")
 
 
-def test_ucx_is_taken_where_it_has_rdma_else_sockets():
-    both = ["tcp", "ucx"]
+def test_shared_memory_comes_before_everything():
+    assert choose_link([*BOTH, "shm"], [*BOTH, "shm"], fast=["ucx"]) == "shm"
 
-    assert choose_link(both, both, rdma=True) == "ucx"
-    assert choose_link(both, both, rdma=False) == "tcp"
-    assert choose_link(["ucx"], both, rdma=False) == "ucx"
+
+def test_a_fast_lane_comes_before_what_was_measured():
+    speeds = {"tcp": Speed(bytes_per_s=9e9), "ucx": Speed(bytes_per_s=1e9)}
+
+    assert choose_link(BOTH, BOTH, fast=["ucx"], speeds=speeds, size_bytes=1) == "ucx"
+
+
+def test_sockets_are_taken_while_nothing_was_measured():
+    assert choose_link(BOTH, BOTH) == "tcp"
+    assert choose_link(["ucx"], BOTH) == "ucx"
+
+
+@pytest.mark.parametrize(("size_bytes", "expected"), [(10_000, "tcp"), (100_000_000, "ucx")])
+def test_what_was_measured_decides_by_the_size_of_the_pull(size_bytes, expected):
+    speeds = {
+        "tcp": Speed(bytes_per_s=2e9, setup_s=0.001),
+        "ucx": Speed(bytes_per_s=4e9, setup_s=0.005),
+    }
+
+    assert choose_link(BOTH, BOTH, speeds=speeds, size_bytes=size_bytes) == expected
+
+
+def test_a_link_that_was_measured_comes_before_one_that_was_not():
+    assert choose_link(BOTH, BOTH, speeds={"ucx": Speed(bytes_per_s=1e6)}) == "ucx"
 
 
 def test_without_a_link_in_common_the_pull_is_refused():
     with pytest.raises(PeerRefused, match="no link in common"):
-        choose_link(["ucx"], ["tcp"], rdma=False)
+        choose_link(["ucx"], ["tcp"])

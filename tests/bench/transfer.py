@@ -1,6 +1,6 @@
 """Figures of the transfer plane: pulls over each link beside sockets, UCX's own test and rivals.
 
-Run: python tests/bench/transfer.py [--json] [--rounds 7]
+Run: python tests/bench/transfer.py [--json] [--rounds 7] [--collective]
 Two processes on loopback, in a network namespace of their own where that is allowed (so that the
 host's congestion control does not decide). In each round everybody pulls in turn; figures are
 medians over the rounds, ratios are medians of the rounds' ratios. Ours are whole pulls: lease,
@@ -14,20 +14,22 @@ import contextlib
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 sys.path += [str(Path(__file__).parents[2]), str(Path(__file__).parents[1] / "support")]
 
 import uvloop
-from links import MAKERS, SECRET
-from pulls import EPOCH, NAMESPACE, PoolNode, chain
+from links import MAKERS
+from pulls import PoolNode
 
-from prefixfleet.transfer.pull import Puller
 from prefixfleet.transfer.ucx_binding import available
+from tests.bench import transfer_collective
+from tests.bench.transfer_figures import Figures, size_bytes
+from tests.bench.transfer_ours import Ours, Source
 from tests.bench.transfer_peers import SIZES
 from tests.bench.transfer_rivals import PERFTESTS, Absent, Peer, Perftest, RawSocket
 from tests.bench.transfer_source import filled_node, layout_of
@@ -35,113 +37,7 @@ from tests.bench.transfer_source import filled_node, layout_of
 PULLS = {"64KiB": 6, "1MiB": 3, "16MiB": 1, "setup": 20}
 """Of one round."""
 MOVED = [size for size in SIZES if size != "setup"]
-PULL_S = 60.0
-GIB = 1 << 30
-median = statistics.median
 IN_NAMESPACE = "PREFIXFLEET_BENCH_NAMESPACE"
-
-
-def size_bytes(size):
-    block, count = SIZES[size]
-    return block * count
-
-
-class Source:
-    """The sending process."""
-
-    def __init__(self, kinds):
-        script = Path(__file__).with_name("transfer_source.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), *kinds],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.told = json.loads(self._process.stdout.readline())
-
-    def cpu_s(self):
-        self._process.stdin.write("cpu\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
-
-    def close(self):
-        self._process.communicate(timeout=30)
-
-
-class Ours:
-    """Pulls over one link into empty pools."""
-
-    def __init__(self, kind, contacts, nodes):
-        self._contacts = contacts
-        self._nodes = nodes
-        self._link = MAKERS[kind](node="target", secret=SECRET)
-        self._pullers = {
-            size: Puller(
-                node.pool, node.segment, layout_of(size), links={self._link.name: self._link}
-            )
-            for size, node in nodes.items()
-        }
-
-    async def pull(self, size):
-        node, hashes = self._nodes[size], chain(SIZES[size][1])
-        result = await self._pullers[size].pull(
-            self._contacts[size],
-            namespace=NAMESPACE,
-            epoch=EPOCH,
-            parent=b"",
-            hashes=hashes,
-            deadline=time.monotonic() + PULL_S,
-        )
-        assert result.blocks == len(hashes), result
-        node.evict(len(hashes))
-        return result.seconds
-
-    async def prove(self, expected):
-        """Once before it is measured: the bytes are right, and connections are there."""
-        for size, node in self._nodes.items():
-            node.segment[:] = bytes(len(node.segment))
-            await self.pull(size)
-            assert bytes(node.segment) == bytes(expected[size]), size  # views compare slowly
-
-    async def close(self):
-        for puller in self._pullers.values():
-            await puller.close()
-        await self._link.close()
-
-
-class Figures:
-    """Seconds of every pull, by who and size, a list a round."""
-
-    def __init__(self):
-        self.seconds = {}
-        self.cpu = {}
-
-    def add(self, who, size, seconds, cpu_s):
-        self.seconds.setdefault((who, size), []).append(seconds)
-        self.cpu.setdefault((who, size), []).append([c / len(seconds) for c in cpu_s])
-
-    def ratio(self, who, rival, size="1MiB"):
-        """How many times as fast ``who`` is; None where one is absent."""
-        ours, theirs = self.seconds.get((who, size)), self.seconds.get((rival, size))
-        if not ours or not theirs:
-            return None
-        pairs = zip(ours, theirs, strict=True)
-        return round(median(median(t) / median(o) for o, t in pairs), 3)
-
-    def summary(self, who, size):
-        every = sorted(s for taken in self.seconds[who, size] for s in taken)
-        p50 = median(every)
-        figures = {
-            "gb_per_s": round(size_bytes(size) / p50 / 1e9, 2),
-            "p50_ms": round(p50 * 1e3, 2),
-            "p99_ms": round(every[min(len(every) - 1, int(len(every) * 0.99))] * 1e3, 2),
-            "pulls": len(every),
-        }
-        if self.cpu[who, size][0]:
-            sides = [median(side) for side in zip(*self.cpu[who, size], strict=True)]
-            per_gib = [round(side * GIB / size_bytes(size), 3) for side in sides]
-            figures["cpu_s_per_gib"] = dict(zip(("target", "source"), per_gib, strict=True))
-        return figures
 
 
 class Bench:
@@ -284,7 +180,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--collective", action="store_true", help="only a broadcast to four nodes against pulls"
+    )
     args = parser.parse_args()
+    if args.collective:
+        print(json.dumps({"collective": transfer_collective.measure(args.rounds)}))
+        return
     enter_namespace()
     say = (lambda text: None) if args.json else (lambda text: print(text, flush=True))
     print(json.dumps(uvloop.run(measure(args.rounds, say))))

@@ -89,7 +89,7 @@ class _Collector:
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
         for name, text in (("pulls", "Pulls"), ("pulled_bytes", "Bytes pulled from peers")):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
-        for name in ("committed_blocks", "evicted_blocks", "pool_full"):
+        for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):
             yield CounterMetricFamily(
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=stats["cache"][name]
             )

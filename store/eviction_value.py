@@ -28,6 +28,7 @@ from prefixfleet.store.reuse import UNKNOWN, bucket
 SAMPLES = 8
 CLEARLY_LESS = 0.5
 """A block goes before the one that LRU would take when it is worth less than this part of it."""
+A_TIE_IS_ENOUGH = 1.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +117,11 @@ class ValueOrder:
         self._resident -= 1
 
     def worth(self, block: BlockHash, *, position: int) -> float:
-        """See `EvictionOrder`."""
+        """See `EvictionOrder`. A tie goes to what is new: so it does in LRU."""
         if not self._guard.trusts:
             return math.inf
         index = self._history.model.index(self._history.class_of(block))
-        return index[0] * self._prices.loss_s(position, 0)
+        return index[0] * self._prices.loss_s(position, 0) * A_TIE_IS_ENOUGH
 
     def first(self, *, now: float, below: float = math.inf) -> int | None:
         """See `EvictionOrder`. The least of a few that are drawn, if it is clearly less than the

@@ -120,7 +120,7 @@ async def test_killed_at_any_moment_it_never_gives_a_torn_block(index, environ):
                 await engine.put(chain)
             chains += new
             await asyncio.sleep(draw.uniform(0, 0.05))
-    assert [path.suffix for path in Path(environ["PREFIXFLEET_NODE_SSD_PATH"]).glob("a/bucket-*")]
+    assert any("bucket" in name for name in os.listdir(environ["PREFIXFLEET_NODE_SSD_PATH"] + "/a"))
 
 
 async def gone(index):

@@ -4,17 +4,18 @@ Must not know who wants the room.
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Sequence
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.demotion import Demotion
+from prefixfleet.store import watermark
 from prefixfleet.store.admission import make_room
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool, Victims
 
-SPARE_SHARE = 32
-"""One slot in so many is kept free, so that a new block seldom waits for the index."""
-MAX_SPARE_SLOTS = 64
+LOOK_S = 1.0
+"""How often the mark is looked at while nothing is taken: it goes down by itself."""
 WAIT_S = 1.0
 """Whoever needs room waits so long for the index and the disk, then takes what is free."""
 
@@ -28,30 +29,43 @@ class Evictions:
         pool: SlotPool,
         announcer: Announcer,
         demotion: Demotion | None,
+        *,
         on_disk: Callable[[BlockHash], bool],
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._announcer = announcer
         self._demotion = demotion
         self._on_disk = on_disk
-        self._spare = min(MAX_SPARE_SLOTS, max(1, pool.num_slots // SPARE_SHARE))
+        self._clock = clock
+        self._mark = watermark.start(pool.num_slots, clock())
+        self._waiting = 0
+        self._taken = 0
+        self._refused = 0
         self._low = asyncio.Event()
         self._leaving: set[asyncio.Task[None]] = set()
         self.evicted_blocks = 0
         self.full = 0
+        self.not_admitted = 0
 
     async def make_room(self, slots: int) -> None:
         """Have ``slots`` slots free, or as many as can be had within `WAIT_S`."""
         missing = min(slots, self._pool.num_slots) - self._pool.free_slots
         if missing > 0:
-            await self._wait(self._evict(missing))
+            self._waiting += missing
+            try:
+                await self._wait(self._evict(missing))
+            finally:
+                self._waiting -= missing
 
     async def admit(self, missing: Sequence[BlockHash], position: int) -> int:
         """Make room for those of a chain's blocks from ``position`` on that are worth more than
         what must go for them; how many these are."""
         room = make_room(self._pool, missing, position)
-        if room.blocks < len(missing):
-            self.full += 1
+        if self._pool.can_evict:
+            self.not_admitted += len(missing) - room.blocks
+        else:
+            self._short_of(len(missing) - room.blocks)
         await self._wait(self.start(room.victims))
         return room.blocks
 
@@ -66,18 +80,27 @@ class Evictions:
         task.add_done_callback(self._leaving.discard)
         return task
 
-    def keep_spare(self) -> None:
-        """Call it after slots were taken."""
-        if self._pool.free_slots < self._spare:
+    def took(self, slots: int) -> None:
+        """Call it after so many slots were taken: the mark of free slots follows."""
+        self._taken += slots
+        self._follow()
+        if self._pool.free_slots < self._mark.keep_free:
             self._low.set()
 
     async def run(self) -> None:
-        """Keep a few slots free until cancelled."""
+        """Keep as many slots free as the load asks for, until cancelled."""
         while True:
-            await self._low.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._low.wait()
             self._low.clear()
-            if (missing := self._spare - self._pool.free_slots) > 0:
+            self._follow()
+            if (missing := self._mark.keep_free - self._pool.free_slots) > 0:
                 await self._wait(self._evict(missing))
+
+    def room(self) -> dict[str, float]:
+        """The mark, for status: free slots to keep, and the load that it follows."""
+        return {"keep_free": self._mark.keep_free, "taken_per_s": round(self._mark.taken_per_s, 3)}
 
     async def close(self) -> None:
         """Wait a while for blocks that are on their way out."""
@@ -85,9 +108,23 @@ class Evictions:
 
     def _evict(self, count: int) -> "asyncio.Task[None] | None":
         victims = self._pool.choose_victims(count)
-        if len(victims.hashes) < count:
-            self.full += 1
+        self._short_of(count - len(victims.hashes))
         return self.start(victims)
+
+    def _short_of(self, slots: int) -> None:
+        """Some of what was asked for cannot be had."""
+        self.full += slots > 0
+        self._refused += slots
+
+    def _follow(self) -> None:
+        self._mark = watermark.follow(
+            self._mark,
+            taken=self._taken,
+            waiting=self._waiting,
+            refused=self._refused,
+            now=self._clock(),
+        )
+        self._taken = self._refused = 0
 
     async def _wait(self, *tasks: "asyncio.Task[None] | None") -> None:
         """They go on to their end even if nobody waits."""

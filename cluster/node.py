@@ -33,8 +33,9 @@ from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
 from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.keep import Keep
 from prefixfleet.store.namespace import hash_key
-from prefixfleet.store.prefetch import Prefetch, prefetch_key
+from prefixfleet.store.prefetch import Prefetch
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult
@@ -81,10 +82,11 @@ class NodeDaemon:
             settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
         )
         self._http = NodeHttp(
-            key=prefetch_key(secret),
+            secret=secret,
             status=self.status,
             prefetch=self._prefetch,
             hand_over=self.hand_over,
+            keep=self._keep,
         )
 
     async def __aenter__(self) -> Self:
@@ -211,6 +213,7 @@ class NodeDaemon:
             SHARED_MEMORY / f"{pool_prefix(folder)}{name}",
             self.settings.pool_bytes,
             node=name,
+            eviction=self.settings.eviction,
             on_corrupt=self._drop,
             bring=self._bring,
         )
@@ -283,6 +286,12 @@ class NodeDaemon:
             raise ProtocolError("prefetch: no engine of this namespace on this node")
         self._pool.cache.claims.start_early(hint.chain, hint.plan)
 
+    def _keep(self, wish: Keep) -> dict[str, int]:
+        if self._pool is None or wish.namespace != self._pool.host.kind.digest:
+            raise ProtocolError("keep: no engine of this namespace on this node")
+        retention = self._pool.cache.retention
+        return {"covered": retention.keep(wish.chain, wish.ttl_s)} | retention.stats()
+
     def _joined(self, epoch: int) -> None:
         if self._pool is not None:
             self._pool.host.server.epoch = epoch
@@ -344,7 +353,8 @@ class _OpenPool:
         """Slots of each tier by what they are used for, and their size."""
         size = {"slot_bytes": self.host.kind.layout.slot_bytes}
         slots = {"slots": self.host.pool.num_slots}
-        tiers: dict[str, dict[str, Any]] = {"dram": asdict(self.host.pool.counts()) | slots | size}
+        dram = asdict(self.host.pool.counts()) | slots | size | self.cache.room()
+        tiers: dict[str, dict[str, Any]] = {"dram": dram}
         if self.cache.tier is not None:
             tiers["ssd"] = self.cache.disk_numbers() | size
         return tiers

@@ -4,6 +4,7 @@ Ties the pool's books to the pulls and to what the index is told. Must not know 
 where the index lives.
 """
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -20,8 +21,11 @@ from prefixfleet.cluster.writes import Writes
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
+from prefixfleet.store.retention import Retention
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import PullResult
+
+EXPIRE_S = 1.0
 
 NO_CACHE = dict.fromkeys(
     (
@@ -29,6 +33,7 @@ NO_CACHE = dict.fromkeys(
         "evicted_blocks",
         "corrupt_blocks",
         "pool_full",
+        "not_admitted_blocks",
         "claims",
         "waiting_hints",
         "joined_hints",
@@ -65,10 +70,13 @@ class NodeCache:
         self._examine = examine
         self._clock = clock
         self._demotion = Demotion(pool, tier, slot, clock) if tier else None
-        self._evictions = Evictions(pool, announcer, self._demotion, self._on_disk)
+        self._evictions = Evictions(
+            pool, announcer, self._demotion, on_disk=self._on_disk, clock=clock
+        )
         self._promotion = (
             Promotion(pool, tier, slot, make_room=self._room_for, clock=clock) if tier else None
         )
+        self.retention = Retention(pool, clock)
         self._writes = Writes(pool, shards)
         self._pulls = Pulls(
             peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
@@ -105,14 +113,14 @@ class NodeCache:
             position = self.pool.position_after(parent) + len(hashes) - len(missing)
             await self._evictions.admit(missing, position)
             slots = self._writes.reserve(session, rank, parent, hashes)
-        self._evictions.keep_spare()
+        self._evictions.took(len(missing))
         return slots
 
     def commit(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
         """One rank wrote its shards; blocks that are whole by that are published."""
         whole = self._writes.commit(session, rank, hashes)
         self.committed_blocks += len(whole)
-        self._announcer.publish(whole)
+        self._arrived(whole)
 
     def abandon(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
         """One rank will not write these blocks."""
@@ -174,6 +182,7 @@ class NodeCache:
             "evicted_blocks": self._evictions.evicted_blocks,
             "corrupt_blocks": self.corrupt_blocks,
             "pool_full": self._evictions.full,
+            "not_admitted_blocks": self._evictions.not_admitted,
             "claims": len(self.claims),
             "waiting_hints": self.claims.waiting_hints,
             "joined_hints": self.claims.joined_hints,
@@ -193,9 +202,13 @@ class NodeCache:
             "degraded": self._demotion.degraded,
         }
 
+    def room(self) -> dict[str, Any]:
+        """How the pool is split between requests in flight, wishes and everything else."""
+        return self._evictions.room() | self.retention.stats()
+
     async def run(self) -> None:
-        """Keep a few slots free until cancelled."""
-        await self._evictions.run()
+        """Keep slots free, and end wishes in time, until cancelled."""
+        await asyncio.gather(self._evictions.run(), self._expire())
 
     async def close(self) -> None:
         """End pulls, claims, reads and evictions, then the disk tier."""
@@ -204,6 +217,12 @@ class NodeCache:
         if self._promotion is not None:
             await self._promotion.close()
         await self._evictions.close()
+        self.retention.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self.retention.expire()
 
     async def _bring(self, chain: Sequence[BlockHash], deadline: float) -> None:
         if self._promotion is not None:
@@ -213,15 +232,21 @@ class NodeCache:
         """Room for blocks from disk, also those that will only pass through."""
         staying = await self._evictions.admit(hashes, position)
         await self._evictions.make_room(len(hashes))
-        self._evictions.keep_spare()
+        self._evictions.took(len(hashes))
         return staying
 
     async def _pull(self, pull: Pull) -> PullResult:
         await self._evictions.make_room(len(pull.hashes))
         pulled = await self._move(pull)
-        self._announcer.publish(pull.hashes[: pulled.blocks])
-        self._evictions.keep_spare()
+        self._arrived(pull.hashes[: pulled.blocks])
+        self._evictions.took(pulled.blocks)
         return pulled
+
+    def _arrived(self, hashes: Sequence[BlockHash]) -> None:
+        """Blocks are resident that were not."""
+        self._announcer.publish(hashes)
+        for block in hashes:
+            self.retention.arrived(block)
 
     def _on_disk(self, block: BlockHash) -> bool:
         return self.tier is not None and self.tier.holds(block)

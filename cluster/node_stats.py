@@ -95,7 +95,7 @@ class _Collector:
             ("probes", "Reads that measured a link"),
         ):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
-        for name in ("committed_blocks", "evicted_blocks", "pool_full"):
+        for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):
             yield CounterMetricFamily(
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=stats["cache"][name]
             )

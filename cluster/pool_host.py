@@ -14,8 +14,8 @@ from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.segment import Segment
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, CorruptBlock
-from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.orders import OrderName, new_order
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, verify
 from prefixfleet.transfer.link import Link, Listener
@@ -82,6 +82,7 @@ class PoolHost:
         pool_bytes: int,
         *,
         node: str,
+        eviction: OrderName,
         on_corrupt: Callable[[BlockHash], None],
         bring: Callable[[Sequence[BlockHash], float], Awaitable[None]],
     ) -> "PoolHost":
@@ -93,8 +94,8 @@ class PoolHost:
                 f"{pool_bytes}; set PREFIXFLEET_NODE_POOL_BYTES higher"
             )
         segment = Segment.create(path, slots * kind.layout.slot_bytes)
-        log.info("pool of %d slots of %d bytes", slots, kind.layout.slot_bytes)
-        pool = SlotPool(slots, LruOrder(), time.monotonic)
+        log.info("pool of %d slots of %d bytes, %s", slots, kind.layout.slot_bytes, eviction)
+        pool = SlotPool(slots, new_order(eviction, slots), time.monotonic)
         return cls(kind, segment, pool, node=node, on_corrupt=on_corrupt, bring=bring)
 
     def slot(self, number: int) -> memoryview:

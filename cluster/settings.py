@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from prefixfleet.store.orders import OrderName
 from prefixfleet.store.settings import Section
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
@@ -45,6 +46,7 @@ class NodeSettings(Section):
     port: int = Field(default=0, ge=0, le=65535)
     pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     link: LinkName = "auto"
+    eviction: OrderName = "value"
     ssd_path: Path | None = None
     ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)
     ssd_write_bytes_per_day: int = Field(default=0, ge=0)

@@ -107,7 +107,9 @@ def _wished(wish: Mapping[str, Any]) -> list[str]:
 
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("node", "epoch", "lease", "tier", "blocks", "of", "pinned", "GiB", "engines")
+    table = Table(
+        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "engines"
+    )  # fmt: skip
     for node in nodes:
         lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
@@ -115,7 +117,8 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
             size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
             table.add_row(
                 node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
-                str(tier.get("slots", 0)), str(tier.get("pinned", 0)), f"{size:.2f}",
+                str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
+                str(tier.get("keep_free", "")), f"{size:.2f}",
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table

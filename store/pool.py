@@ -79,6 +79,11 @@ class SlotPool:
         """Slots that `reserve` can hand out now."""
         return len(self._free)
 
+    @property
+    def can_evict(self) -> bool:
+        """Whether any block may leave now."""
+        return self._order.first(now=self._clock()) is not None
+
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are resident."""
         return len(self._run(chain))

@@ -7,7 +7,7 @@ model a worker.
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prefixfleet.router.book import Book, Charge
 from prefixfleet.router.estimate import (
@@ -87,7 +87,11 @@ class Dispatcher:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
         held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
-        candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
+        sources = {kind: self._sources(found) for kind, found in held.items()}
+        candidates = [
+            self._candidate(w, held[w.namespace], expected[w.namespace], sources[w.namespace])
+            for w in workers
+        ]
         return self._policy(prompt.tokens, candidates, self._draw)
 
     def bind(
@@ -125,7 +129,11 @@ class Dispatcher:
         self._models.pop(name, None)
 
     def _candidate(
-        self, worker: Worker, held: Mapping[str, int], expected: Mapping[str, int]
+        self,
+        worker: Worker,
+        held: Mapping[str, int],
+        expected: Mapping[str, int],
+        sources: Sequence[Source],
     ) -> Candidate:
         node = worker.record.node
         load = self.book.load(worker.name)
@@ -139,25 +147,35 @@ class Dispatcher:
             prefill=self.prefill_model(worker),
             block_tokens=worker.block_tokens,
             block_bytes=worker.record.block_bytes,
-            sources=[
-                Source(
-                    node=source,
-                    epoch=self.view.members[source].epoch,
-                    blocks=blocks,
-                    link=self._link(node, source),
-                    wait_s=max(0.0, self._sending.get(source, 0.0) - self._clock()),
-                )
-                for source, blocks in held.items()
-                if source != node and source in self.view.members
-            ],
+            sources=self._over_links(node, sources),
         )
 
-    def _link(self, node: str, source: str) -> LinkSpeed:
-        """What ``node`` measured of its pulls from ``source``."""
+    def _sources(self, held: Mapping[str, int]) -> list[Source]:
+        """Whoever holds something and lives, as if no link had been measured."""
+        now, members = self._clock(), self.view.members
+        return [
+            Source(
+                node=node,
+                epoch=members[node].epoch,
+                blocks=blocks,
+                link=UNMEASURED,
+                wait_s=max(0.0, self._sending.get(node, 0.0) - now),
+            )
+            for node, blocks in held.items()
+            if node in members
+        ]
+
+    def _over_links(self, node: str, sources: Sequence[Source]) -> Sequence[Source]:
+        """``sources`` with the links that ``node`` has measured; a node is none for itself."""
         record = self._records().get(node)
-        links = record.stats.get("links", {}) if record else {}
-        measured = links.get(source) if isinstance(links, dict) else None
-        return _read_link(measured) or UNMEASURED
+        links = record.stats.get("links") if record else None
+        if not isinstance(links, dict) or not links:
+            return [source for source in sources if source.node != node]
+        return [
+            replace(source, link=link) if (link := _read_link(links.get(source.node))) else source
+            for source in sources
+            if source.node != node
+        ]
 
 
 def _read_link(measured: object) -> LinkSpeed | None:

@@ -27,7 +27,9 @@ class PrefillModel:
 
     def seconds(self, tokens: int, cached: int) -> float:
         """Time to prefill ``tokens`` when the first ``cached`` of them are."""
-        return sum(c * x for c, x in zip(self.coefficients, _features(tokens, cached), strict=True))
+        c0, c1, c2 = self.coefficients
+        n, p = tokens / KILO, cached / KILO
+        return c0 + (n - p) * (c1 + c2 * (n + p))
 
 
 def first_guess(tokens_per_s: float) -> PrefillModel:

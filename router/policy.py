@@ -81,28 +81,29 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     usable = max(0, prompt_tokens - 1) // candidate.block_tokens
     hit = min(candidate.hit_blocks, usable)
     queue_s = candidate.busy_s
-
-    def priced(source: Source | None, pulled: int) -> Decision:
-        cached = (hit + pulled) * candidate.block_tokens
-        return Decision(
-            worker=candidate.worker,
-            hit_blocks=hit,
-            pull_blocks=pulled,
-            source=source if pulled else None,
-            queue_s=queue_s,
-            pull_s=_pull_s(source, pulled * candidate.block_bytes) if source else 0.0,
-            prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
-        )
-
-    options = [priced(None, 0)]
-    for source in candidate.sources:
-        if source.node != candidate.node:
-            most = min(source.blocks, usable) - hit
-            counts = _worth_trying(
-                most, queue_s - source.wait_s, candidate.block_bytes, source.link
-            )
-            options += [priced(source, count) for count in counts]
-    return min(options, key=lambda option: option.total_s)
+    seconds, block_tokens = candidate.prefill.seconds, candidate.block_tokens
+    source, pulled, pull_s, prefill_s = None, 0, 0.0, seconds(prompt_tokens, hit * block_tokens)
+    least = queue_s + prefill_s
+    for other in candidate.sources:
+        most = min(other.blocks, usable) - hit
+        if most <= 0 or other.node == candidate.node:
+            continue
+        spare_s = queue_s - other.wait_s
+        for count in _worth_trying(most, spare_s, candidate.block_bytes, other.link):
+            takes_s = _pull_s(other, count * candidate.block_bytes)
+            rest_s = seconds(prompt_tokens, (hit + count) * block_tokens)
+            total_s = max(queue_s, takes_s) + rest_s
+            if total_s < least:
+                least, source, pulled, pull_s, prefill_s = total_s, other, count, takes_s, rest_s
+    return Decision(
+        worker=candidate.worker,
+        hit_blocks=hit,
+        pull_blocks=pulled,
+        source=source,
+        queue_s=queue_s,
+        pull_s=pull_s,
+        prefill_s=prefill_s,
+    )
 
 
 def _pull_s(source: Source, num_bytes: int) -> float:
@@ -116,8 +117,7 @@ def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) 
     sum is concave on both sides of the point where the pull outlasts the queue, so its least value
     is at an end of one of the two ranges.
     """
-    if most > 0:
-        yield most
-        free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
-        if 0 < free < most:
-            yield free
+    yield most
+    free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
+    if 0 < free < most:
+        yield free

@@ -4,6 +4,7 @@ Holds what the decision rests on: the view, the book, the nodes' records and one
 model a worker.
 """
 
+import heapq
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -29,6 +30,7 @@ Chains = Mapping[bytes, Sequence[BlockHash]]
 
 MIN_PULL_BUDGET_S = 1.0
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
+MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
 
 log = logging.getLogger(__name__)
 
@@ -151,9 +153,9 @@ class Dispatcher:
         )
 
     def _sources(self, held: Mapping[str, int]) -> list[Source]:
-        """Whoever holds something and lives, as if no link had been measured."""
+        """Who holds most and lives, the least asked first, as if no link had been measured."""
         now, members = self._clock(), self.view.members
-        return [
+        sources = [
             Source(
                 node=node,
                 epoch=members[node].epoch,
@@ -164,6 +166,7 @@ class Dispatcher:
             for node, blocks in held.items()
             if node in members
         ]
+        return heapq.nsmallest(MAX_SOURCES, sources, key=lambda s: (-s.blocks, s.wait_s))
 
     def _over_links(self, node: str, sources: Sequence[Source]) -> Sequence[Source]:
         """``sources`` with the links that ``node`` has measured; a node is none for itself."""

@@ -80,34 +80,44 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     # The engine computes at least the last token itself
     usable = max(0, prompt_tokens - 1) // candidate.block_tokens
     hit = min(candidate.hit_blocks, usable)
-    queue_s = candidate.busy_s
-    seconds, block_tokens = candidate.prefill.seconds, candidate.block_tokens
-    source, pulled, pull_s, prefill_s = None, 0, 0.0, seconds(prompt_tokens, hit * block_tokens)
-    least = queue_s + prefill_s
-    for other in candidate.sources:
-        most = min(other.blocks, usable) - hit
-        if most <= 0 or other.node == candidate.node:
-            continue
-        spare_s = queue_s - other.wait_s
-        for count in _worth_trying(most, spare_s, candidate.block_bytes, other.link):
-            takes_s = _pull_s(other, count * candidate.block_bytes)
-            rest_s = seconds(prompt_tokens, (hit + count) * block_tokens)
-            total_s = max(queue_s, takes_s) + rest_s
-            if total_s < least:
-                least, source, pulled, pull_s, prefill_s = total_s, other, count, takes_s, rest_s
+    source, pulled = _best_pull(prompt_tokens, candidate, hit, usable)
     return Decision(
         worker=candidate.worker,
         hit_blocks=hit,
         pull_blocks=pulled,
         source=source,
-        queue_s=queue_s,
-        pull_s=pull_s,
-        prefill_s=prefill_s,
+        queue_s=candidate.busy_s,
+        pull_s=_pull_s(source, pulled * candidate.block_bytes),
+        prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
     )
 
 
-def _pull_s(source: Source, num_bytes: int) -> float:
-    return source.wait_s + pull_seconds(num_bytes, source.link)
+def _best_pull(
+    prompt_tokens: int, candidate: Candidate, hit: int, usable: int
+) -> tuple[Source | None, int]:
+    """From whom to pull and how many of the ``usable`` blocks behind ``hit``; nobody and 0 if
+    computing them is as fast."""
+
+    def total_s(source: Source | None, count: int) -> float:
+        pull_s = _pull_s(source, count * candidate.block_bytes)
+        cached = (hit + count) * candidate.block_tokens
+        return max(candidate.busy_s, pull_s) + candidate.prefill.seconds(prompt_tokens, cached)
+
+    best: tuple[Source | None, int] = (None, 0)
+    least_s = total_s(*best)
+    for source in candidate.sources:
+        most = min(source.blocks, usable) - hit
+        if most <= 0 or source.node == candidate.node:
+            continue
+        spare_s = candidate.busy_s - source.wait_s
+        for count in _worth_trying(most, spare_s, candidate.block_bytes, source.link):
+            if (seconds := total_s(source, count)) < least_s:
+                least_s, best = seconds, (source, count)
+    return best
+
+
+def _pull_s(source: Source | None, num_bytes: int) -> float:
+    return source.wait_s + pull_seconds(num_bytes, source.link) if source else 0.0
 
 
 def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:

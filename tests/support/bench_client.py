@@ -1,7 +1,8 @@
 """A closed-loop load generator on raw connections, in a process of its own.
 
 ``python bench_client.py URL CONNECTIONS SECONDS KIND`` prints one JSON object: requests a second,
-percentiles of whole answers and of first bytes in ms, errors. KIND is plain, stream or paced.
+percentiles of whole answers and of first bytes in ms, errors. KIND is plain, stream, or pace_MS
+for a stream of an event every so many milliseconds.
 """
 
 import asyncio
@@ -34,8 +35,8 @@ def bodies(kind: str) -> list[bytes]:
             }
             if kind != "plain":
                 asked["stream"] = True
-            if kind == "paced":
-                asked["user"] = "paced"
+            if kind.startswith("pace_"):
+                asked["user"] = kind
             made.append(json.dumps(asked, separators=(",", ":")).encode())
     return made
 

@@ -55,7 +55,11 @@ def measure_view(num_blocks: int) -> tuple[View, dict[str, float]]:
             spent += time.perf_counter() - started
             events += len(held)
     size = (resident_bytes() - before) / len(view)
-    return view, {"blocks": len(view), "view_bytes_per_block": size, "ingest_blocks_per_s": events / spent}
+    return view, {
+        "blocks": len(view),
+        "view_bytes_per_block": size,
+        "ingest_blocks_per_s": events / spent,
+    }
 
 
 def measure_rebuild(num_blocks: int) -> dict[str, float]:

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from bench_upstream import NAMESPACE, SECRET
 
@@ -41,14 +42,19 @@ class Proxy:
 
 @contextmanager
 def process(
-    command: Sequence[str], core: int, environ: dict[str, str] | None = None, **options: object
+    command: Sequence[str],
+    core: int,
+    environ: dict[str, str] | None = None,
+    stdout: int | IO[str] = subprocess.PIPE,
+    stderr: IO[str] | None = None,
 ) -> Iterator["subprocess.Popen[str]"]:
     """A child on one core, killed at the end."""
-    child = subprocess.Popen(  # type: ignore[call-overload]  # options are Popen's own
+    child = subprocess.Popen(
         ["taskset", "-c", str(core), *command],
         text=True,
         env=os.environ | (environ or {}),
-        **options,
+        stdout=stdout,
+        stderr=stderr,
     )
     try:
         yield child
@@ -61,15 +67,9 @@ def process(
 def upstreams(folder: Path, count: int) -> Iterator[list[str]]:
     """URLs of ``count`` fake engines on the last core."""
     command = [sys.executable, str(HERE / "bench_upstream.py"), str(folder)]
-    options = {"stdout": subprocess.PIPE}
-    if count == 0:
-        yield []
-        return
-    with process(command, CORES[-1], **options) as child:
-        assert child.stdout
-        url = child.stdout.readline().strip()
-        with upstreams(folder, count - 1) as rest:
-            yield [url, *rest]
+    with ExitStack() as stack:
+        children = [stack.enter_context(process(command, CORES[-1])) for _ in range(count)]
+        yield [_first_line(child) for child in children]
 
 
 def load(url: str, connections: int, seconds: float, kind: str) -> str:
@@ -88,25 +88,31 @@ def load(url: str, connections: int, seconds: float, kind: str) -> str:
 @contextmanager
 def ours(urls: list[str], folder: Path, redis_url: str, fleet: str, work: Path) -> Iterator[Proxy]:
     """Our router as it is installed, with a real Redis."""
-    secret = work / "secret"
-    secret.write_bytes(SECRET)
-    asyncio.run(_announce(urls, folder, redis_url, fleet))
+    asyncio.run(announce_workers(urls, folder, redis_url, fleet))
+    with our_process(redis_url, fleet, work) as proxy:
+        yield proxy
+
+
+@contextmanager
+def our_process(redis_url: str, fleet: str, work: Path) -> Iterator[Proxy]:
+    """Our router's process alone, ready to serve what its fleet has announced."""
+    (work / "secret").write_bytes(SECRET)
     environ = {
         "PREFIXFLEET_FLEET": fleet,
         "PREFIXFLEET_REDIS_URL": redis_url,
-        "PREFIXFLEET_SECRET_FILE": str(secret),
+        "PREFIXFLEET_SECRET_FILE": str(work / "secret"),
         "PREFIXFLEET_ROUTER_PORT": "0",
     }
     command = [sys.executable, "-m", "prefixfleet.router"]
-    log = (work / "router.log").open("w")
-    with log, process(command, CORES[0], environ, stdout=subprocess.PIPE, stderr=log) as child:
-        assert child.stdout
-        url = child.stdout.readline().rsplit(" ", 1)[-1].strip()
+    log = (work / "router.log").open("a")
+    with log, process(command, CORES[0], environ, stderr=log) as child:
+        url = _first_line(child).rsplit(" ", 1)[-1]
         _wait_until_healthy(url, child)
         yield Proxy(url, child.pid)
 
 
-async def _announce(urls: list[str], folder: Path, redis_url: str, fleet: str) -> None:
+async def announce_workers(urls: list[str], folder: Path, redis_url: str, fleet: str) -> None:
+    """Put the engines at ``urls`` on the list of workers, on nodes n0, n1 and so on."""
     registry = WorkerRegistry(redis_url, fleet)
     for number, url in enumerate(urls):
         record = WorkerRecord(
@@ -135,22 +141,33 @@ def python_proxy(urls: list[str]) -> Iterator[Proxy]:
         yield Proxy(url, child.pid)
 
 
-@contextmanager
-def rust_router(peers: Path, name: str, urls: list[str], work: Path) -> Iterator[Proxy]:
-    """``vllm-router`` or ``sglang-router`` from PyPI, with its cache-aware policy."""
-    port, metrics = _free_port(), _free_port()
-    program = (
-        [str(peers / "vllm-router")]
-        if name == "vllm-router"
-        else [str(peers / "python"), "-m", "sglang_router.launch_router"]
+def rust_program(peers: Path, name: str) -> list[str] | None:
+    """How ``name`` from PyPI is started; None where it is not installed."""
+    if not (peers / name).is_file():
+        return None
+    launcher = (
+        "vllm_router.launch_router" if name == "vllm-router" else "sglang_router.launch_router"
     )
+    return [str(peers / "python"), "-m", launcher]
+
+
+@contextmanager
+def rust_router(program: list[str], name: str, urls: list[str], work: Path) -> Iterator[Proxy]:
+    """``vllm-router`` or ``sglang-router`` with its cache-aware policy on."""
+    port, metrics = _free_port(), _free_port()
     options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(metrics)]
     policy = ["--policy", "cache_aware", "--worker-urls", *urls]
     log = (work / f"{name}.log").open("w")
-    with log, process([*program, *options, *policy], CORES[0], stdout=log, stderr=log) as child:
+    command = [*program, *options, *policy]
+    with log, process(command, CORES[0], stdout=log, stderr=log) as child:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(url, child)
         yield Proxy(url, child.pid)
+
+
+def _first_line(child: "subprocess.Popen[str]") -> str:
+    assert child.stdout
+    return child.stdout.readline().strip()
 
 
 def _wait_until_healthy(url: str, child: "subprocess.Popen[str]") -> None:
@@ -160,7 +177,7 @@ def _wait_until_healthy(url: str, child: "subprocess.Popen[str]") -> None:
         if _is_healthy(host, int(port)):
             return
         time.sleep(0.05)
-    raise RuntimeError(f"{url} did not become healthy; its command was {child.args}")
+    raise RuntimeError(f"{url} did not become healthy; its command was {child.args!r}")
 
 
 def _is_healthy(host: str, port: int) -> bool:

@@ -1,11 +1,13 @@
 """A very fast fake engine in a process of its own: fixed answers from a raw protocol.
 
 ``python bench_upstream.py MODEL_FOLDER`` prints its URL and serves until it is killed. A prompt
-gets one JSON, or with ``"stream":true`` a stream of 33 events, one a turn, or 20 ms apart if the
-body says ``"user":"paced"``. It answers the probes of every router that is measured, ours truly.
+gets one JSON, or with ``"stream":true`` a stream of 33 events, one a turn of the loop, or so many
+ms apart as the body says in ``"user":"pace_MS"``. It answers the probes of every router that is
+measured, ours truly.
 """
 
 import asyncio
+import re
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +33,7 @@ NAMESPACE = Namespace(
     isa="any",
     tensor_parallel=1,
 )
-PACE_S = 0.02
+_PACE = re.compile(rb'"user":"pace_(\d+)"')
 EVENTS = [
     b'data: {"id":"c","object":"text_completion","choices":[{"index":0,"text":" word%02d"}]}\n\n'
     % i
@@ -94,25 +96,17 @@ class _Upstream(asyncio.Protocol):
             self._transport.write(_answer(self._probe(path, body)))
         elif b'"stream":true' not in body:
             self._transport.write(PLAIN)
-        elif b'"user":"paced"' in body:
-            self._transport.write(_HEAD + _FRAMES[0])
-            asyncio.get_running_loop().call_later(PACE_S, self._pace, 1)
         else:
+            pace = _PACE.search(body)
             self._transport.write(_HEAD)
-            self._burst(0)
+            self._stream(0, int(pace[1]) / 1_000 if pace else 0.0)
 
-    def _burst(self, event: int) -> None:
+    def _stream(self, event: int, pace_s: float) -> None:
         """Each event in a write and a turn of the loop of its own, as an engine sends them."""
         last = event == len(_FRAMES) - 1
         self._transport.write(_FRAMES[event] + (_END if last else b""))
         if not last and not self._transport.is_closing():
-            asyncio.get_running_loop().call_soon(self._burst, event + 1)
-
-    def _pace(self, event: int) -> None:
-        last = event == len(_FRAMES) - 1
-        self._transport.write(_FRAMES[event] + (_END if last else b""))
-        if not last and not self._transport.is_closing():
-            asyncio.get_running_loop().call_later(PACE_S, self._pace, event + 1)
+            asyncio.get_running_loop().call_later(pace_s, self._stream, event + 1, pace_s)
 
     def _probe(self, path: bytes, raw: bytes) -> bytes:
         body = read_body(raw)

@@ -4,7 +4,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # quality.py takes an hour and is run by itself
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py)
+BENCHES := $(addprefix tests/bench/,index.py kernels.py router.py store.py)
 
 .PHONY: setup demo test check bench clean
 

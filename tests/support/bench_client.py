@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import uvloop
 
 PREFIXES = 32
+MARK = "group 00000000"
+"""In every question; `_Load` puts a number there, so that no prompt comes twice."""
 LIMIT_S = 120.0
 
 
@@ -29,7 +31,7 @@ def bodies(kind: str) -> list[bytes]:
                 "model": "tiny",
                 "messages": [
                     {"role": "system", "content": system},
-                    {"role": "user", "content": f"What is {question} of group {group}, please?"},
+                    {"role": "user", "content": f"What is {question} of {MARK}, please?"},
                 ],
                 "max_tokens": 32,
             }
@@ -98,7 +100,9 @@ class _Load:
         self.done = asyncio.Event()
 
     def next_request(self) -> bytes:
-        return self._requests[next(self._number) % len(self._requests)]
+        number = next(self._number)
+        request = self._requests[number % len(self._requests)]
+        return request.replace(MARK.encode(), b"group %08d" % (number % 10**8))
 
     def ended(self) -> None:
         self._open -= 1

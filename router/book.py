@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Load:
+
+class Load(Struct, frozen=True):
     """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
 
     queued_tokens: int = 0

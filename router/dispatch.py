@@ -8,7 +8,8 @@ import heapq
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct, structs
 
 from prefixfleet.router.book import Book, Charge
 from prefixfleet.router.estimate import (
@@ -35,8 +36,7 @@ MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes ho
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatched:
+class Dispatched(Struct, frozen=True, kw_only=True):
     """Where a request goes, why, and what its node shall do."""
 
     worker: Worker
@@ -175,7 +175,7 @@ class Dispatcher:
         if not isinstance(links, dict) or not links:
             return [source for source in sources if source.node != node]
         return [
-            replace(source, link=link) if (link := _read_link(links.get(source.node))) else source
+            structs.replace(source, link=_read_link(links.get(source.node)) or source.link)
             for source in sources
             if source.node != node
         ]

@@ -7,7 +7,8 @@ threshold and never lost in replay against a fixed ratio. Least seconds win; tie
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
 
@@ -18,8 +19,7 @@ TIE = 0.01
 """Costs within one per cent are equal: no estimate is better than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """A node that holds ``blocks`` leading blocks of the prompt, and the link from there."""
 
     node: str
@@ -29,8 +29,7 @@ class Source:
     wait_s: float = 0.0  # until the source is done with the pulls that were planned before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A worker that could take the request, and what is known about it at this moment."""
 
     worker: str
@@ -45,8 +44,7 @@ class Candidate:
     sources: Sequence[Source] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """The choice and its terms, in seconds; `hit_blocks` and `pull_blocks` do not overlap."""
 
     worker: str

@@ -78,7 +78,8 @@ class Router:
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
-        self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
+        own = secrets.token_hex(8)
+        self._ids = (f"{own}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,

@@ -10,7 +10,9 @@ import json
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,9 @@ from chats import write_model
 from redis_servers import new_fleet, running_server
 
 CASES = (("plain", 64), ("stream", 64), ("pace_20", 1), ("pace_20", 64), ("pace_100", 1_000))
+PYTHON = ("python",)
 RUST = ("vllm-router", "sglang-router")
+HOW = "pip install 'prefixfleet[bench]'"
 Figures = dict[str, float]
 
 
@@ -60,10 +64,10 @@ def summary(proxies: dict[str, dict[str, Figures]]) -> dict[str, float | None]:
     streams, plain, many = proxies["stream_64"], proxies["plain_64"], proxies["pace_100_1000"]
     few, some = proxies["pace_20_1"], proxies["pace_20_64"]
     return {
-        "rps_over_python_proxy": streams["ours"]["rps"] / streams["python"]["rps"],
-        "plain_over_python_proxy": plain["ours"]["rps"] / plain["python"]["rps"],
-        "rps_over_best_rust": _over_best(streams),
-        "plain_over_best_rust": _over_best(plain),
+        "rps_over_python_proxy": _over_best(streams, PYTHON),
+        "plain_over_python_proxy": _over_best(plain, PYTHON),
+        "rps_over_best_rust": _over_best(streams, RUST),
+        "plain_over_best_rust": _over_best(plain, RUST),
         "added_p50_ms": _added(few, "first_p50_ms"),
         "added_p99_ms": _added(few, "first_p99_ms"),
         "added_p50_ms_at_64": _added(some, "first_p50_ms"),
@@ -78,9 +82,9 @@ def _added(case: dict[str, Figures], key: str) -> float:
     return case["ours"][key] - case["direct"][key]
 
 
-def _over_best(results: dict[str, Figures]) -> float | None:
-    rust = [results[name]["rps"] for name in RUST if name in results]
-    return results["ours"]["rps"] / max(rust) if rust else None
+def _over_best(results: dict[str, Figures], names: Sequence[str]) -> float | None:
+    others = [results[name]["rps"] for name in names if name in results]
+    return results["ours"]["rps"] / max(others) if others else None
 
 
 def measure_proxies(
@@ -94,13 +98,16 @@ def measure_proxies(
         proxies: dict[str, Proxy | None] = {
             "direct": None,
             "ours": stack.enter_context(ours(urls, model, server.url, new_fleet(), work)),
-            "python": stack.enter_context(python_proxy(urls)),
         }
+        if all(map(find_spec, ("fastapi", "httpx", "uvicorn"))):
+            proxies["python"] = stack.enter_context(python_proxy(urls))
+        else:
+            missing["python"] = HOW
         for name in RUST:
             if program := rust_program(peers, name):
                 proxies[name] = stack.enter_context(rust_router(program, name, urls, work))
             else:
-                missing[name] = f"not in {peers}; pip install 'prefixfleet[bench]'"
+                missing[name] = f"not in {peers}: {HOW}"
         return compare(proxies, urls[0], rounds, seconds), missing
 
 

@@ -35,7 +35,7 @@ from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolErro
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.namespace import hash_key
-from prefixfleet.store.prefetch import Prefetch
+from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from msgspec import Struct
 
-@dataclass(frozen=True, slots=True)
-class Load:
+
+class Load(Struct, frozen=True):
     """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
 
     queued_tokens: int = 0

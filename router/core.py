@@ -106,7 +106,8 @@ class Router:
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
         self._board = fleet.loads
-        self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
+        own = secrets.token_hex(8)
+        self._ids = (f"{own}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.tls = Tls(settings)
         self.tracing = Tracing(settings.otlp_endpoint)

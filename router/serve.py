@@ -7,11 +7,10 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.core import Router
@@ -97,7 +96,7 @@ async def _understand(
 
     def read() -> tuple[Prompt, Chains]:
         prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
-        prompt = replace(prompt, salt=router.salt_of(key, prompt.salt))
+        prompt = structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
         return prompt, router.dispatcher.chains(prompt, workers)
 
     with router.metrics.tokenise_s.time():

@@ -126,7 +126,10 @@ class Turns:
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
         now = self._clock()
-        while found := next_to_go(self._queue, now, self._decide, self._is_free, self._shares):
+        while self._queue and self._somebody_is_free():
+            found = next_to_go(self._queue, now, self._decide, self._is_free, self._shares)
+            if found is None:
+                break
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
@@ -142,6 +145,11 @@ class Turns:
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
         return self._dispatcher.decide(turn.prompt, turn.chains, turn.workers)
+
+    def _somebody_is_free(self) -> bool:
+        """Else nobody can go: under load that is so at most looks, and a decision takes longer."""
+        names = {worker.name for turn in self._queue for worker in turn.workers}
+        return any(map(self._is_free, names))
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)

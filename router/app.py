@@ -9,6 +9,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
 from prefixfleet.router.core import Router
+from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.pages import ROUTER
@@ -32,6 +33,7 @@ def make_app(router: Router) -> web.Application:
     app.router.add_get("/health", pages.health)
     app.router.add_get("/metrics", pages.metrics)
     app.router.add_get("/status", pages.status)
+    add_dashboard(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 

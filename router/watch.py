@@ -56,6 +56,9 @@ class Passage:
         self.router.metrics.decisions.labels(
             dispatched.worker.name, "yes" if decision.source else "no"
         ).inc()
+        model = self.router.dispatcher.prefill_model(dispatched.worker)
+        cold_s = model.seconds(self.prompt.tokens, 0)
+        self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         log.info(
             "request %s: %d tokens to %s on %s: %d blocks there, %d pulled from %s; "
             "queue %.3f s, pull %.3f s, prefill %.3f s",
@@ -78,6 +81,7 @@ class Passage:
         metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
+            self.router.activity.first_byte(self.id, observed_s)
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
 
@@ -101,6 +105,9 @@ class Passage:
         for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
+        self.router.activity.ended(
+            self.id, (blocks[0] + blocks[1]) * block_tokens, blocks[2] * block_tokens, computed
+        )
         ratio = min(1.0, reused / self.prompt.tokens)
         self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)

@@ -16,6 +16,7 @@ from typing import Self
 
 import aiohttp
 
+from prefixfleet.router.activity import Activity
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
@@ -72,6 +73,7 @@ class Router:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics()
+        self.activity = Activity(clock, time.time)
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)

@@ -60,6 +60,9 @@ class Passage:
         ).inc()
         terms = self.terms(dispatched)
         self.span.decided(terms)
+        model = self.router.dispatcher.prefill_model(dispatched.worker)
+        cold_s = model.seconds(self.prompt.tokens, 0)
+        self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         log.info(
             "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d "
             "blocks there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, "
@@ -92,6 +95,7 @@ class Passage:
         metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
+            self.router.activity.first_byte(self.id, observed_s)
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
 
@@ -115,6 +119,9 @@ class Passage:
         for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
+        self.router.activity.ended(
+            self.id, (blocks[0] + blocks[1]) * block_tokens, blocks[2] * block_tokens, computed
+        )
         ratio = min(1.0, reused / self.prompt.tokens)
         self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)

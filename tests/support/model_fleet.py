@@ -1,5 +1,5 @@
-"""Nodes of real parts without sockets: pool, cache, announcer, server and puller over the in-process
-link and an index whose answers may be lost. For the model checks."""
+"""Nodes of real parts without sockets: pool, cache, announcer, server and puller over the
+in-process link and an index whose answers may be lost. For the model checks."""
 
 import asyncio
 import hashlib

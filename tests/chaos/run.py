@@ -152,11 +152,11 @@ class Chaos:
         return max((e.ended_s - done.began_s for e in near), default=0.0)
 
     def _slopes(self) -> dict[str, list[float]]:
-        """Bytes and descriptors a minute, of lives of half a minute and more, second half."""
+        """Bytes and descriptors a minute, of lives of a minute and more, in their second half."""
         slopes = {}
         for life, samples in self.samples.items():
             half = samples[len(samples) // 2 :]
-            if len(half) >= 8 and samples[-1][0] - samples[0][0] >= 30:
+            if len(half) >= 8 and samples[-1][0] - samples[0][0] >= 60:
                 times = [s[0] / 60 for s in half]
                 slopes[life] = [
                     round(statistics.linear_regression(times, [s[i] for s in half]).slope, 1)

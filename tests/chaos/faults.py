@@ -69,9 +69,9 @@ class Hand:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def do(self, fault: Fault) -> None:
-        """From its beginning to its end."""
-        verb, thing = fault.kind.split()[:2]
-        async with self._locks.setdefault(f"{thing} {fault.target}", asyncio.Lock()):
+        """From its beginning to its end. One at a time for each target."""
+        verb = fault.kind.split()[0]
+        async with self._lock_of(fault):
             match fault.kind:
                 case "kill node" | "kill engine" | "kill router":
                     process = self._fleet.processes[fault.target]
@@ -92,6 +92,14 @@ class Hand:
                         await self._change_events(verb)
                 case _:
                     await self._harm_link(fault)
+
+    def is_busy(self, fault: Fault) -> bool:
+        """Whether its target still suffers from another one."""
+        return self._lock_of(fault).locked()
+
+    def _lock_of(self, fault: Fault) -> asyncio.Lock:
+        thing = fault.kind.split()[1]
+        return self._locks.setdefault(f"{thing} {fault.target}", asyncio.Lock())
 
     async def _freeze(self, fault: Fault) -> None:
         process = self._fleet.processes[fault.target]

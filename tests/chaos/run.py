@@ -99,8 +99,9 @@ class Chaos:
             for fault in islice(faults, options.faults or None):
                 if self.oracle.now() > ends_at:
                     return
-                group.create_task(self._do(hand, fault))
-                await asyncio.sleep(fault.pause_s)
+                if options.faults or not hand.is_busy(fault):
+                    group.create_task(self._do(hand, fault))
+                    await asyncio.sleep(fault.pause_s)
 
     async def _do(self, hand: Hand, fault: Any) -> None:
         done = Done(fault, self.oracle.now())

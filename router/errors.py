@@ -50,6 +50,12 @@ class NotFound(Refusal):
     status, kind, code = 404, "invalid_request_error", "not_found"
 
 
+class TooSlow(Refusal):
+    """The client does not send what it announced."""
+
+    status, kind, code = 408, "invalid_request_error", "request_timeout"
+
+
 class TooLarge(Refusal):
     """The body is over the limit."""
 

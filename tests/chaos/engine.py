@@ -10,13 +10,14 @@ import signal
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import msgspec
 from aiohttp import web
 from chaos_model import LAYOUT, PAYLOAD_BYTES, answer_of, chain_of, kv_of
-from upstreams import NAMESPACE, READERS, FakeEngine
+from upstreams import NAMESPACE, READERS, Behaviour, FakeEngine
 
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.engine_channel import join_hashes
@@ -92,8 +93,10 @@ class Cache:
         self.worker.close()
 
 
-def answering(cache: Cache):
-    async def behave(engine: FakeEngine, request: web.Request, asked: dict) -> web.Response:
+def answering(cache: Cache) -> Behaviour:
+    async def behave(
+        engine: FakeEngine, request: web.Request, asked: dict[str, Any]
+    ) -> web.Response:
         read = READERS[request.path]
         ids = list(read(read_body(msgspec.json.encode(asked)), engine.tokens).token_ids)
         chain = chain_of(ids)

@@ -20,10 +20,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import aiohttp
 import psutil
+from chaos_faults import CLIENTS_NOTICE, Done, Hand, plan
+from chaos_fleet import UP_S, ChaosFleet
+from chaos_oracle import Ended, Oracle
 from eventually import until
-from faults import CLIENTS_NOTICE, Done, Hand, plan
-from fleet import UP_S, ChaosFleet
-from oracle import Ended, Oracle
 
 GRACE_S = 12.0
 """So long after a fault a client's error may still come from it: restarts take seconds here."""

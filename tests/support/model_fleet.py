@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, cast
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Prepared
@@ -14,6 +15,7 @@ from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.store.errors import CorruptBlock, IndexUnavailable
 from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord
@@ -62,7 +64,7 @@ class NodesIndex:
         self.inner = index
         self._node = node
 
-    def __getattr__(self, name: str) -> object:
+    def __getattr__(self, name: str) -> Any:
         method = getattr(self.inner, name)
 
         async def call(*arguments: object) -> object:
@@ -107,7 +109,7 @@ class ModelNode:
             on_corrupt=lambda block: self.cache.drop(block),
         )
         self.announcer = Announcer(
-            index,  # type: ignore[arg-type] - it has the methods by name only
+            cast(PrefixIndex, index),
             record=lambda: NodeRecord(
                 node=self.name, host="h", contacts={"inproc": self.listener.contact}
             ),
@@ -120,7 +122,7 @@ class ModelNode:
         self.cache = NodeCache(
             self.pool,
             LAYOUT.shards,
-            peers=PeerBook(index.members, clock=clock),  # type: ignore[arg-type]
+            peers=PeerBook(index.members, clock=clock),
             announcer=self.announcer,
             move=self._move,
             examine=self.examine,

@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleet import ChaosFleet
+from chaos_fleet import ChaosFleet
 
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.redis_functions import RedisFunctions

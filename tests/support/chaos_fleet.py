@@ -23,7 +23,7 @@ from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.ports import hold_port
 from prefixfleet.store.redis_server import RedisServer
 
-HERE = Path(__file__).parent
+SCRIPTS = Path(__file__).parents[1] / "chaos"
 POOL_BYTES = 1 << 20
 UP_S = 120.0
 STOP_S = 30.0
@@ -176,14 +176,14 @@ class ChaosFleet:
             "PREFIXFLEET_NODE_RUNTIME_DIR": str(self.folder),
             "PREFIXFLEET_NODE_POOL_BYTES": str(POOL_BYTES),
         }
-        self._process(name, [str(HERE / "node.py"), str(self.folder), str(peer)], environ)
+        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer)], environ)
         engine = f"e{name[1:]}"
         port = self._port(engine)
         http = await self._proxy(f"http:{engine}", lambda: port)
         self._process(
             engine,
             [
-                *(str(HERE / "engine.py"), engine, name, str(self.folder / f"{name}.sock")),
+                *(str(SCRIPTS / "engine.py"), engine, name, str(self.folder / f"{name}.sock")),
                 *(str(self._model), self._redis_url(redis), self.fleet, str(port)),
                 f"http://127.0.0.1:{http}",
             ],

@@ -81,9 +81,9 @@ class Oracle:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return f"connection: {type(error).__name__}"
         if response.status != 200:
-            error = answer.get("error", {})
-            self._note(f"{response.status} {error.get('message', answer)}")
-            return f"status {response.status} {error.get('code', '')}"
+            refusal = answer.get("error", {})
+            self._note(f"{response.status} {refusal.get('message', answer)}")
+            return f"status {response.status} {refusal.get('code', '')}"
         if answer["choices"][0]["text"] != await asyncio.to_thread(cold_answer, prompt):
             self._note(f"WRONG: {len(prompt)} tokens, {answer['kv_transfer_params']}")
             return "wrong"

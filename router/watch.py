@@ -50,7 +50,10 @@ class Passage:
         """Count a prompt whose prefix is not known."""
         if self.prompt.blind:
             self.router.metrics.blind.labels(self.route.name).inc()
-            log.info("request %s: no prefix: %.200s", self.id, self.prompt.blind)
+            reason = ascii(
+                self.prompt.blind
+            )  # it may quote the client, who may not write lines here
+            log.info("request %s: no prefix: %.200s", self.id, reason)
 
     def say_why(self, dispatched: Dispatched) -> None:
         """The line that says why this worker."""

@@ -4,6 +4,7 @@ Router and cluster meet only here: a node describes itself to the index, a worke
 the router's plan travels inside ``kv_transfer_params``, and the outcome comes back the same way.
 """
 
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Self
 
@@ -45,7 +46,9 @@ class _Record:
     def from_map(cls, values: Any) -> Self:  # noqa: ANN401 - it arrives from outside, of any type
         """The record in a decoded map. Raises `ConfigError` on anything but its exact fields."""
         if not isinstance(values, dict) or values.get("version") != VERSION:
-            raise ConfigError(f"{cls.__name__}: got {values!r:.200}, expected version {VERSION}")
+            raise ConfigError(
+                f"{cls.__name__}: got {reprlib.repr(values):.200}, expected version {VERSION}"
+            )
         expected = {f.name for f in fields(cls)}
         if set(values) != expected:
             raise ConfigError(

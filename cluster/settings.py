@@ -16,6 +16,8 @@ MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
 LinkName = Literal["auto", "ucx", "tcp"]
+EncodingName = Literal["exact", "fp8-values", "int8-fp8", "int8", "fp8"]
+"""The names in `kernels.encoding`, which this module must not import: it needs torch."""
 
 
 def check_model(folder: Path) -> Path:
@@ -74,6 +76,7 @@ class WorkerSettings(Section):
     kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
     max_model_tokens: int = Field(default=4096, ge=64)
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+    encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only
 
     @field_validator("model")
     @classmethod

@@ -47,13 +47,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one."""
+    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one;
+    ``encoding`` empty: what the workers' own setting says."""
 
     fleet: str
     nodes: int
     model: Path
     redis_url: str = ""
     port: int = 8000
+    encoding: str = ""
 
 
 class Supervisor:
@@ -147,20 +149,15 @@ class Supervisor:
     async def _start_workers(
         self, ray: "RayFleet", environ: Mapping[str, str], runtime: Path
     ) -> None:
-        cores, count = usable_cores(), self._wish.nodes
-        starts = []
-        for number, node in enumerate(self.nodes):
-            settings = {
-                "NAME": f"engine-{number}",
-                "NODE": node,
-                "MODEL": str(self._wish.model),
-                "SOCKET_PATH": str(runtime / f"{node}.sock"),
-                "LOG_FILE": str(self._directory.logs / f"engine-{number}.log"),
-                "CPU_CORES": cores_for(number, count, cores),
-            }
-            named = {f"PREFIXFLEET_WORKER_{name}": value for name, value in settings.items()}
-            starts.append(ray.start("worker", f"engine-{number}", {**environ, **named}))
-        await _each(starts)
+        cores, logs = usable_cores(), self._directory.logs
+        await _each(
+            ray.start(
+                "worker",
+                f"engine-{number}",
+                {**environ, **worker_environ(self._wish, number, node, runtime, logs, cores)},
+            )
+            for number, node in enumerate(self.nodes)
+        )
 
     async def _start_router(self, environ: Mapping[str, str], port: int) -> None:
         own = {"PREFIXFLEET_ROUTER_HOST": HOST, "PREFIXFLEET_ROUTER_PORT": str(port)}
@@ -239,6 +236,23 @@ def _node(name: str, runtime: Path) -> dict[str, str]:
         "PREFIXFLEET_NODE_RUNTIME_DIR": str(runtime),
         "PREFIXFLEET_NODE_HOST": HOST,
     }
+
+
+def worker_environ(
+    wish: Wish, number: int, node: str, runtime: Path, logs: Path, cores: list[int]
+) -> dict[str, str]:
+    """Settings of a fleet's ``number``-th worker."""
+    settings = {
+        "NAME": f"engine-{number}",
+        "NODE": node,
+        "MODEL": str(wish.model),
+        "SOCKET_PATH": str(runtime / f"{node}.sock"),
+        "LOG_FILE": str(logs / f"engine-{number}.log"),
+        "CPU_CORES": cores_for(number, wish.nodes, cores),
+    }
+    if wish.encoding:
+        settings["ENCODING"] = wish.encoding
+    return {f"PREFIXFLEET_WORKER_{name}": value for name, value in settings.items()}
 
 
 async def _each(starts: Iterable[Any]) -> None:

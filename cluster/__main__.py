@@ -4,8 +4,10 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from prefixfleet.cluster import commands, operate
+from prefixfleet.cluster.settings import EncodingName
 from prefixfleet.store.errors import FleetError
 
 PASSED_ON = {
@@ -37,6 +39,11 @@ def parser() -> argparse.ArgumentParser:
         help="your own Redis (or PREFIXFLEET_REDIS_URL); default: an embedded one",
     )
     up.add_argument("--port", type=_port, default=8000, help="of the router; 0: any free one")
+    up.add_argument(
+        "--encoding",
+        choices=get_args(EncodingName),
+        help="how blocks are stored (or PREFIXFLEET_WORKER_ENCODING); default: exact",
+    )
     up.add_argument("--detach", action="store_true", help="leave it running")
     up.set_defaults(run=commands.up)
     status = verbs.add_parser("status", help="show nodes, tiers, links, workers, hit rate")

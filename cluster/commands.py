@@ -72,6 +72,7 @@ def _wish(options: argparse.Namespace) -> "Wish":
     return Wish(
         fleet=fleet, nodes=options.nodes, models=tuple(Path(m).absolute() for m in models),
         redis_url=options.redis or os.environ.get(REDIS_VARIABLE, ""), port=options.port,
+        encoding=options.encoding or "",
     )  # fmt: skip
 
 
@@ -117,6 +118,7 @@ def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunSt
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["--nodes", str(options.nodes), "--port", str(options.port)]
+    arguments += ["--encoding", options.encoding] if options.encoding else []
     return arguments + [word for model in options.model for word in ("--model", str(model))]
 
 
@@ -179,7 +181,7 @@ async def _demo(directory: RunDir, options: argparse.Namespace, started: float) 
     from prefixfleet.store.registry import WorkerRegistry
 
     stop = _stop_event()
-    options.nodes, options.redis, options.port = 2, None, 0
+    options.nodes, options.redis, options.port, options.encoding = 2, None, 0, None
     wish = await asyncio.to_thread(_wish, options)
     async with Supervisor(wish, directory, _say) as fleet:
         index = RedisIndex(fleet.state.redis_url, wish.fleet)

@@ -22,7 +22,8 @@ LOOK_S = 1.0
 SETTLE_S = 5.0
 """Routers examine an engine that came back before they use it: nobody else leaves meanwhile."""
 MODEL_SETTING = "PREFIXFLEET_WORKER_MODEL"
-"""The setting that makes every block of a node worthless: its daemon starts anew with it."""
+IDENTITY_SETTINGS = {MODEL_SETTING, "PREFIXFLEET_WORKER_ENCODING"}
+"""Settings that make every block of a node worthless: its daemon starts anew with them."""
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Rollout:
         elif step.verb == "stop":
             await self._groups.stop(step.node)
         else:
-            daemon = MODEL_SETTING in wish.environ
+            daemon = not IDENTITY_SETTINGS.isdisjoint(wish.environ)
             await self._groups.replace(step.node, wish, daemon=daemon)
 
     async def _give_up(self, step: Step, error: ConfigError) -> None:

@@ -19,6 +19,8 @@ MAX_SOCKET_PATH_BYTES = 107
 MAX_DRAIN_S = 3600
 
 LinkName = Literal["auto", "shm", "ucx", "tcp"]
+EncodingName = Literal["exact", "fp8-values", "int8-fp8", "int8", "fp8"]
+"""The names in `kernels.encoding`, which this module must not import: it needs torch."""
 
 
 def check_model(folder: Path) -> Path:
@@ -93,6 +95,7 @@ class WorkerSettings(Section):
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
     drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
     rollout: int = Field(default=0, ge=0)
+    encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only
 
     @field_validator("model")
     @classmethod

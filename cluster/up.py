@@ -48,14 +48,15 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one. The
-    nodes serve ``models`` in turn."""
+    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one;
+    ``encoding`` empty: what the workers' own setting says. The nodes serve ``models`` in turn."""
 
     fleet: str
     nodes: int
     models: tuple[Path, ...]
     redis_url: str = ""
     port: int = 8000
+    encoding: str = ""
 
 
 class Supervisor:
@@ -131,7 +132,7 @@ class Supervisor:
         self._board = LoadBoard(redis_url, wish.fleet, "rollout", time.monotonic)
         self._stack.push_async_callback(self._board.close)
         await self._registry.change_wish(lambda _: FleetWish())  # an earlier run's is over
-        environ = self._environ(redis_url)
+        environ = process_environ(wish, redis_url, self._directory.secret_file)
         self._say("starting Ray")
         ray = _ray_fleet()(wish.fleet, runtime, self._directory.logs)
         await self._stack.enter_async_context(ray)
@@ -174,14 +175,6 @@ class Supervisor:
 
         await keep("the embedded Redis", ended, start)
 
-    def _environ(self, redis_url: str) -> dict[str, str]:
-        """What every process of the fleet is told; the user's own settings stay."""
-        return os.environ | {
-            "PREFIXFLEET_FLEET": self._wish.fleet,
-            "PREFIXFLEET_REDIS_URL": redis_url,
-            "PREFIXFLEET_SECRET_FILE": str(self._directory.secret_file),
-        }
-
     async def _start_router(self, environ: Mapping[str, str], port: int) -> None:
         own = {"PREFIXFLEET_ROUTER_HOST": HOST, "PREFIXFLEET_ROUTER_PORT": str(port)}
         log_file = self._directory.logs / "router.log"
@@ -194,6 +187,19 @@ class Supervisor:
     def _note(self, **changes: str) -> None:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]  # all are texts
         self._directory.write(self.state)
+
+
+def process_environ(wish: Wish, redis_url: str, secret_file: Path) -> dict[str, str]:
+    """What every process of the fleet is told; the user's own settings stay."""
+    environ = {
+        **os.environ,
+        "PREFIXFLEET_FLEET": wish.fleet,
+        "PREFIXFLEET_REDIS_URL": redis_url,
+        "PREFIXFLEET_SECRET_FILE": str(secret_file),
+    }
+    if wish.encoding:
+        environ["PREFIXFLEET_WORKER_ENCODING"] = wish.encoding
+    return environ
 
 
 def _ray_fleet() -> "type[RayFleet]":

@@ -223,9 +223,7 @@ def test_an_encoding_reaches_every_worker_and_none_leaves_their_own_setting(mode
         options = parser().parse_args(["up", "--model", str(model), *detach, *arguments])
         again = parser().parse_args(["up", *commands._arguments(options)])  # by --detach
         wish = commands._wish(again)
-        return up.worker_environ(wish, 0, "node-0", model, model, [0]).get(
-            "PREFIXFLEET_WORKER_ENCODING"
-        )
+        return up.process_environ(wish, "redis://h", model).get("PREFIXFLEET_WORKER_ENCODING")
 
     assert told("--encoding", "int8-fp8") == "int8-fp8"
     assert told() is None

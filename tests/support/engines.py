@@ -104,9 +104,11 @@ class Node:
 
 
 class Engine:
-    """A vLLM server whose connector talks to a node's daemon."""
+    """A vLLM server whose connector talks to a node's daemon; a ``plain`` one has no connector."""
 
-    def __init__(self, settings: WorkerSettings, options: list[str]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, options: list[str], *, plain: bool = False
+    ) -> None:
         with hold_port(settings.host) as held:
             port = held.getsockname()[1]
             self.url = f"http://{settings.host}:{port}"
@@ -115,9 +117,13 @@ class Engine:
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
                 "VLLM_RPC_BASE_PATH": str(self._log.parent),  # else it leaves sockets in /tmp
             }
+            command = [*engine_command(settings, port), *options]
+            if plain:
+                at = command.index("--kv-transfer-config")
+                del command[at : at + 2]
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
-                    [*engine_command(settings, port), *options],
+                    command,
                     env=environ,
                     stdout=log,
                     stderr=log,

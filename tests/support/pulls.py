@@ -34,12 +34,18 @@ def payload(block: bytes, shard: int, size: int) -> bytes:
 class PoolNode:
     """A node's pool with its bytes. Owned by the test."""
 
-    def __init__(self, name: str, slots: int = 128, layout: SlotLayout = LAYOUT) -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: int = 128,
+        layout: SlotLayout = LAYOUT,
+        segment: memoryview | None = None,
+    ) -> None:
         self.name = name
         self.layout = layout
         self.now_s = 1000.0  # of the pool and the server; moved by hand
         self.pool = SlotPool(slots, LruOrder(), lambda: self.now_s)
-        self.segment = links.shared_memory(slots * layout.slot_bytes)
+        self.segment = segment or links.shared_memory(slots * layout.slot_bytes)
         self.corrupt: list[bytes] = []
         self.server = BlockServer(
             self.pool,

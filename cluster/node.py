@@ -26,6 +26,7 @@ from prefixfleet.cluster.node_stats import NodeStats
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pool_host import Kind, PoolHost
 from prefixfleet.cluster.pulls import Pull
+from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
@@ -33,6 +34,7 @@ from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
+from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
@@ -126,6 +128,7 @@ class NodeDaemon:
             "tiers": {"dram": self._pool.tier()} if self._pool else {},
             "links": self._pool.measured() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
+            "collective": dict(self._pool.replicator.part.counters) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
             "counters": self.stats.numbers() | {"failed_sources": self._failed_sources()},
             "cache": cache.numbers() if cache else NO_CACHE,
@@ -210,7 +213,10 @@ class NodeDaemon:
             clock=time.monotonic,
         )
         self._start(cache.run())
-        return _OpenPool(host, cache, puller)
+        link, publish = self._links.by_name["tcp"], self._announcer.publish
+        replicator = replicate_pool(self.settings, host, link, self._peers, publish)
+        replicator.open()
+        return _OpenPool(host, cache, puller, replicator)
 
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
@@ -251,7 +257,8 @@ class NodeDaemon:
         return dict(self._pool.puller.paths.failed) if self._pool else {}
 
     def _degraded(self) -> list[str]:
-        return [self._announcer.degraded] if self._announcer.degraded else []
+        replicating = self._pool.replicator.degraded if self._pool else ""
+        return [why for why in (self._announcer.degraded, replicating) if why]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
@@ -271,6 +278,7 @@ class NodeDaemon:
     async def _close_pool(self) -> None:
         if self._pool is not None:
             await self._pool.cache.close()
+            await self._pool.replicator.close()
             await self._pool.puller.close()
             await self._pool.host.close()
         for link in self._links.by_name.values():
@@ -282,6 +290,7 @@ class _OpenPool:
     host: PoolHost
     cache: NodeCache
     puller: Puller
+    replicator: Replicator
 
     def tier(self) -> dict[str, int]:
         """Slots of the pool by what they are used for, and their size."""

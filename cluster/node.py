@@ -126,11 +126,11 @@ class NodeDaemon:
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
             "tiers": {"dram": self._pool.tier()} if self._pool else {},
-            "links": self._pool.measured() if self._pool else {},
+            "links": self._pool.puller.paths.report() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "collective": dict(self._pool.replicator.part.counters) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers() | {"failed_sources": self._failed_sources()},
+            "counters": self.stats.numbers() | self._sources(),
             "cache": cache.numbers() if cache else NO_CACHE,
             "index": {
                 "epoch": announcer.epoch,
@@ -139,6 +139,7 @@ class NodeDaemon:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
             "refused_engines": self._engines.refused,
@@ -213,6 +214,7 @@ class NodeDaemon:
             clock=time.monotonic,
         )
         self._start(cache.run())
+        self._start(puller.prober.run())
         link, publish = self._links.by_name["tcp"], self._announcer.publish
         replicator = replicate_pool(self.settings, host, link, self._peers, publish)
         replicator.open()
@@ -253,8 +255,12 @@ class NodeDaemon:
         assert self._pool is not None
         self._pool.cache.drop(block)
 
-    def _failed_sources(self) -> dict[str, int]:
-        return dict(self._pool.puller.paths.failed) if self._pool else {}
+    def _sources(self) -> dict[str, Any]:
+        puller = self._pool.puller if self._pool else None
+        return {
+            "failed_sources": dict(puller.paths.failed) if puller else {},
+            "probes": puller.prober.probes if puller else 0,
+        }
 
     def _degraded(self) -> list[str]:
         replicating = self._pool.replicator.degraded if self._pool else ""
@@ -299,14 +305,6 @@ class _OpenPool:
             "slots": self.host.pool.num_slots,
             "slot_bytes": size,
         }
-
-    def measured(self) -> dict[str, dict[str, Any]]:
-        """By source: the link used most, its speed, and all links; the router reads the speed."""
-        speeds = {}
-        for source, links in self.puller.paths.estimates.as_dict().items():
-            name = max(links, key=lambda link: links[link]["pulls"])
-            speeds[source] = {"link": name, **links[name], "links": links}
-        return speeds
 
 
 @contextlib.contextmanager

@@ -80,21 +80,23 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def _links(node: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+def _links(node: Mapping[str, Any]) -> list[tuple[str, str, str, Mapping[str, Any]]]:
+    """(source, link, why a pull would take it now or "", speed), for each link that was used."""
     found = []
     for source, measured in node["stats"].get("links", {}).items():
         for name, speed in measured.get("links", {}).items():
-            found.append((source, name, speed))
+            why = measured.get("why", "") if name == measured.get("link") else ""
+            found.append((source, name, why, speed))
     return found
 
 
 def _link_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("to", "from", "link", "lanes", "MB/s", "set-up ms", "pulls")
+    table = Table("to", "from", "link", "taken", "lanes", "MB/s", "set-up ms", "pulls")
     for node in nodes:
         lanes = node["stats"].get("lanes", {})
-        for source, name, speed in _links(node):
+        for source, name, why, speed in _links(node):
             table.add_row(
-                node["node"], source, name, lanes.get(name, ""),
+                node["node"], source, name, why, lanes.get(name, ""),
                 f"{speed.get('bytes_per_s', 0) / 1e6:.0f}", f"{speed.get('setup_s', 0) * 1e3:.1f}",
                 str(speed.get("pulls", 0)),
             )  # fmt: skip

@@ -1,6 +1,8 @@
 """Which link a pull takes. Pure."""
 
+import math
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerRefused
 from prefixfleet.transfer.estimates import Speed
@@ -19,6 +21,23 @@ def has_rdma(lanes: str) -> bool:
     return any(name.partition("/")[0].partition("_")[0] in RDMA_LANES for name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A link by its name, and why it: one of the words below."""
+
+    link: str
+    why: str
+
+
+FORCED = "forced"
+ALONE = "the only one"
+SAME_HOST = "same host"
+FAST_LANE = "RDMA or CUDA lane"
+MEASURED = "measured fastest"
+UNKNOWN = "nothing measured yet"
+AVOIDED = "the others failed lately"
+
+
 def choose_link(
     offered: Collection[str],
     ours: Collection[str],
@@ -28,8 +47,8 @@ def choose_link(
     avoid: Collection[str] = (),
     speeds: Mapping[str, Speed] | None = None,
     size_bytes: int = 0,
-) -> str:
-    """Name of the link to use to a peer that offers some of ours.
+) -> Choice:
+    """The link to use to a peer that offers some of ours.
 
     ``forced`` wins if both have it; then those that are not to be avoided; then shared memory,
     then one of ``fast`` (those of ours with an RDMA lane), then what is expected to bring
@@ -46,10 +65,29 @@ def choose_link(
         raise PeerRefused(
             f"{what}: the peer offers {sorted(offered)}, this node has {sorted(ours)}"
         )
-    known = speeds or {}
+    if forced is not None:
+        return Choice(forced, FORCED)
+    good = [name for name in common if name not in avoid] or common
+    seconds = {name: (speeds or {}).get(name, Speed()).seconds(size_bytes) for name in good}
+    best = min(
+        good, key=lambda name: (name != LOCAL, name not in fast, seconds[name], name != SAFE)
+    )
+    return Choice(best, _why(best, common, good, fast, seconds))
 
-    def rank(name: str) -> tuple[bool, bool, bool, float, bool]:
-        seconds = known.get(name, Speed()).seconds(size_bytes)
-        return name in avoid, name != LOCAL, name not in fast, seconds, name != SAFE
 
-    return min(common, key=rank)
+def _why(
+    best: str,
+    common: Collection[str],
+    good: Collection[str],
+    fast: Collection[str],
+    seconds: Mapping[str, float],
+) -> str:
+    if len(common) == 1:
+        return ALONE
+    if best == LOCAL:
+        return SAME_HOST
+    if best in fast:
+        return FAST_LANE
+    if len(good) == 1:
+        return AVOIDED
+    return UNKNOWN if seconds[best] == math.inf else MEASURED

@@ -17,7 +17,8 @@ from prefixfleet.store.errors import (
 )
 from prefixfleet.transfer.assembly import Assembly
 from prefixfleet.transfer.deadline import until
-from prefixfleet.transfer.source import Later, Read
+from prefixfleet.transfer.reading import Read
+from prefixfleet.transfer.source import Later
 
 MISSING = "missing"
 """Failure of a pull whose sources no longer had all blocks."""

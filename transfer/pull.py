@@ -20,9 +20,11 @@ from prefixfleet.transfer.assembly import Assembly
 from prefixfleet.transfer.flow import Flow
 from prefixfleet.transfer.gather import LINK_FAILURES, Gathering, Others
 from prefixfleet.transfer.link import Deadline, Link
-from prefixfleet.transfer.paths import Paths
+from prefixfleet.transfer.paths import Acquaintance, Paths
 from prefixfleet.transfer.peers import PeerCache
-from prefixfleet.transfer.source import Read, Reader
+from prefixfleet.transfer.probe import Prober
+from prefixfleet.transfer.reading import Read, learn
+from prefixfleet.transfer.source import Reader
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,8 @@ PORTION_BYTES = 8 * 1024 * 1024
 MULTI_BYTES = 32 * 1024 * 1024
 """Pulls of at least so many bytes are made from several sources at once, if there are any."""
 MAX_AT_ONCE = 3
+SAMPLE_BLOCKS = 256
+"""Blocks of a source that are remembered, to measure its other links with."""
 CLOSE_S = 10.0
 POOL_FULL = "pool_full"
 """Failure of a pull that got no slot here: the pool is full, or somebody else writes the block."""
@@ -74,8 +78,12 @@ class Puller:
         self._layout = layout
         self._afterwards: set[asyncio.Task[None]] = set()
         self._peers = PeerCache(links)
+        flow = flow or Flow()
         self._reader = Reader(
-            pool, segment, layout, peers=self._peers, flow=flow or Flow(), later=self._later
+            pool, segment, layout, peers=self._peers, flow=flow, later=self._later
+        )
+        self.prober = Prober(
+            layout, paths=self.paths, peers=self._peers, flow=flow, later=self._later
         )
 
     async def pull(
@@ -89,17 +97,15 @@ class Puller:
         deadline: Deadline,
         link: str | None = None,
         others: Others | None = None,
-        background: bool = False,
     ) -> PullResult:
         """Bring the leading ones of ``hashes``, a chain that follows ``parent`` (b"" at the
         root), from life ``epoch`` of the peer with these contacts (link name to address).
 
         ``others`` names more sources, which help with a long pull, and take over when one fails
-        or lacks blocks.
-        Ends by ``deadline``, in `time.monotonic` seconds. ``link`` forces one; ``background``
-        pulls give way to others. Blocks that are here already count as brought; make room in
-        the pool before. Never raises, except when it is cancelled; slots that were being read
-        into come back to the pool by themselves.
+        or lacks blocks. Ends by ``deadline``, in `time.monotonic` seconds. ``link`` forces one.
+        Blocks that are here already count as brought; make room in the pool before. Never
+        raises, except when it is cancelled; slots that were being read into come back to the
+        pool by themselves.
         """
         started = time.monotonic()
         hashes = tuple(hashes)
@@ -116,7 +122,6 @@ class Puller:
                 hashes=hashes[: assembly.end],
                 deadline=deadline,
                 forced=link or self.paths.forced,
-                background=background,
             )
             long = assembly.end * self._layout.slot_bytes >= MULTI_BYTES
             gathering = Gathering(
@@ -154,14 +159,12 @@ class Puller:
     async def _read(self, read: Read, assembly: Assembly) -> None:
         read.started = time.monotonic()
         size_bytes = len(read.hashes) * self._layout.slot_bytes
-        read.link = self.paths.choose(read.contacts, size_bytes, read.forced)
+        read.link = self.paths.choose(read.contacts, size_bytes, read.forced).link
         read.contact = read.contacts[read.link]
         await self._reader.run(read, assembly)
 
     def _ended(self, read: Read, task: "asyncio.Task[None]") -> str:
         """Learn from a source that is done with. Returns why it failed, "" if it did not."""
-        if read.node:
-            self.paths.proved(read.link, read.contact, read.node, read.lanes)
         try:
             task.result()
         except PullFailed as error:
@@ -171,14 +174,10 @@ class Puller:
             log.info("pull from %s over %s: %s", read.node or "?", read.link or "?", error)
             return error.reason
         if read.blocks:
-            self.paths.estimates.observe(
-                read.node,
-                read.link,
-                size_bytes=read.blocks * self._layout.slot_bytes,
-                transfer_s=read.ended - read.leased,
-                setup_s=read.leased - read.started,
-                queued_bytes=read.queued_bytes,
-            )
+            learn(self.paths, read, self._layout.slot_bytes)
+            hashes = read.hashes[: min(read.blocks, SAMPLE_BLOCKS)]
+            met = Acquaintance(read.contacts, read.epoch, read.namespace, hashes)
+            self.paths.met(read.node, met)
         return ""
 
     def _later(self, work: Coroutine[None, None, None]) -> None:

@@ -6,11 +6,8 @@ What is read from whom is decided by the pull's `Assembly`, how much at once by 
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Self
+from collections.abc import Callable, Coroutine, Sequence
 
-from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
     CorruptBlock,
     DeadlineExceeded,
@@ -25,57 +22,17 @@ from prefixfleet.transfer.assembly import Assembly, Work
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.extents import extents
 from prefixfleet.transfer.flow import Flow
-from prefixfleet.transfer.link import Deadline, Peer
+from prefixfleet.transfer.link import Peer
 from prefixfleet.transfer.messages import Lease, Leased, Release, decode_answer, join_hashes
 from prefixfleet.transfer.peers import PeerCache
 from prefixfleet.transfer.proof import count_good
+from prefixfleet.transfer.reading import Read
 
 LANES = 3
 """Portions from one source under way: one is proved while the next ones arrive."""
 RELEASE_S = 2.0
 
 Later = Callable[[Coroutine[None, None, None]], object]
-
-
-@dataclass(slots=True)
-class Read:
-    """What one source is asked for, and what came of it. Owned by its pull."""
-
-    contacts: Mapping[str, str]
-    epoch: int
-    namespace: bytes
-    hashes: tuple[BlockHash, ...]
-    deadline: Deadline
-    forced: str | None = None
-    background: bool = False
-    link: str = ""
-    contact: str = ""
-    started: float = field(default_factory=time.monotonic)
-    leased: float = 0.0  # when the lease was granted; 0: never
-    ended: float = 0.0
-    node: str = ""
-    lanes: str = ""
-    blocks: int = 0  # read and proved
-    queued_bytes: int = 0  # that the source had promised to others when it was asked
-    failed: list[Work] = field(default_factory=list)
-    spoiled: BlockHash = b""
-
-    def of(self, contacts: Mapping[str, str], epoch: int) -> Self:
-        """The same question to another source, or to this one once more."""
-        return type(self)(
-            contacts,
-            epoch,
-            self.namespace,
-            self.hashes,
-            self.deadline,
-            self.forced,
-            self.background,
-        )
-
-    @property
-    def stopped(self) -> bool:
-        """Whether it makes no sense to read on."""
-        return bool(self.failed or self.spoiled)
 
 
 class Reader:

@@ -402,6 +402,9 @@ async def test_nodes_of_one_host_copy_from_memory_unless_a_link_is_forced(
         answer = await at_b.prepare(chain, plan_from(a, 20))
 
         assert (answer["pulled"], answer["link"]) == (20, taken)
+        why = {"auto": "same host"}.get(link, "forced")
+        told = b.snapshot()["links"]["a"]
+        assert (told["link"], told["why"]) == (taken, why)
         for block, slot in zip(chain, answer["slots"], strict=True):
             assert at_b.payload(slot, block) == payload_of(block, 42)
 

@@ -14,6 +14,12 @@ pytestmark = pytest.mark.timeout(400)  # importing torch in six processes takes 
 OTHERS = 2
 
 
+@pytest.fixture
+def folder(tmp_path_factory):
+    """Short: sockets are made in it."""
+    return tmp_path_factory.mktemp("n")
+
+
 class Fleet:
     """One source, as many nodes as make its prefix hot, and two more. Owned by the test."""
 
@@ -62,10 +68,10 @@ class Fleet:
         return {name for name, blocks in (await self.index.match(chain)).items() if blocks}
 
 
-async def test_observe_counts_what_it_would_send(tmp_path):
+async def test_observe_counts_what_it_would_send(folder):
     chain = fresh_chain(6)
     async with AsyncExitStack() as stack:
-        fleet = Fleet(tmp_path, "observe")
+        fleet = Fleet(folder, "observe")
         await fleet.open(stack)
         await fleet.make_hot(chain)
 
@@ -75,10 +81,10 @@ async def test_observe_counts_what_it_would_send(tmp_path):
         assert await fleet.holders(chain) == {f"n{i}" for i in range(1 + HOT_NODES)}
 
 
-async def test_enforce_brings_it_to_all_and_into_the_index(tmp_path):
+async def test_enforce_brings_it_to_all_and_into_the_index(folder):
     chain = fresh_chain(6)
     async with AsyncExitStack() as stack:
-        fleet = Fleet(tmp_path, "enforce")
+        fleet = Fleet(folder, "enforce")
         await fleet.open(stack)
         await fleet.make_hot(chain)
 

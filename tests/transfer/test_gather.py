@@ -10,7 +10,7 @@ from pulls import NAMESPACE, PoolNode, chain
 from prefixfleet.store.errors import PeerBusy, PeerLost, PullFailed
 from prefixfleet.transfer.assembly import Assembly
 from prefixfleet.transfer.gather import Gathering, Source
-from prefixfleet.transfer.source import Read
+from prefixfleet.transfer.reading import Read
 
 CHAIN = chain(10)
 

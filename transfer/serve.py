@@ -7,7 +7,7 @@ lease. What it reads are whole slots, headers included, so that it can prove eac
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from prefixfleet.store.chain import BlockHash
@@ -45,6 +45,8 @@ GRACE_S = 0.5
 """A lease outlasts the asker's budget by so much: its release may still be on the way."""
 MAX_LEASE_S = 60.0
 MAX_LEASES = 256
+BRING_SHARE = 0.5
+"""Part of the asker's budget that may go by before it is answered."""
 
 
 class Replication(Protocol):
@@ -65,7 +67,9 @@ class BlockServer:
     Owned by the daemon's event loop, as the pool is. ``epoch`` may be set when the node has
     joined anew; leases go on, their bytes did not change. ``max_leased_slots`` bounds what pulls
     keep from being evicted (default: half of the pool). ``on_corrupt`` is called with a block
-    whose bytes are spoiled in this node's own pool: drop and withdraw it.
+    whose bytes are spoiled in this node's own pool: drop and withdraw it. ``bring`` is given
+    the hashes that a peer asks for and the seconds it waits at most, and has in the pool what
+    this node keeps elsewhere.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class BlockServer:
         epoch: int,
         clock: Callable[[], float],
         on_corrupt: Callable[[BlockHash], None] = lambda block: None,
+        bring: Callable[[Sequence[BlockHash], float], Awaitable[None]] | None = None,
         max_leases: int = MAX_LEASES,
         max_leased_slots: int | None = None,
     ) -> None:
@@ -91,6 +96,7 @@ class BlockServer:
         self._namespace = namespace
         self._node = node
         self._on_corrupt = on_corrupt
+        self._bring = bring
         max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
         self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
         self.replication: Replication | None = None  # set by who replicates this pool
@@ -107,7 +113,11 @@ class BlockServer:
         reply: Answer
         try:
             if isinstance(asked, Lease):
-                reply = self._lease(caller, asked)
+                self._check_same(asked)
+                hashes = split_hashes(asked.hashes)
+                if self._bring is not None:
+                    await self._bring(hashes, BRING_SHARE * asked.budget_s)
+                reply = self._lease(caller, asked, hashes)
             elif isinstance(asked, Join):
                 reply = self._join(caller, asked)
             else:
@@ -134,9 +144,7 @@ class BlockServer:
         """End every lease."""
         self._leases.end_all()
 
-    def _lease(self, caller: Caller, asked: Lease) -> Leased:
-        self._check_same(asked)
-        hashes = split_hashes(asked.hashes)
+    def _lease(self, caller: Caller, asked: Lease, hashes: Sequence[BlockHash]) -> Leased:
         queued_bytes = self._leases.slots * self._layout.slot_bytes
         pin = self._pool.pin(hashes)
         if not pin.hashes:

@@ -19,6 +19,7 @@ from node_rig import (
     settings_of,
 )
 
+from prefixfleet.cluster.handover import HandedOver, ask_handover, encode_request
 from prefixfleet.cluster.leftovers import pools_of
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.prefetch import (
@@ -291,6 +292,73 @@ async def test_a_stopped_daemon_leaves_no_file_behind(index, folder):
 
     assert files(folder) == []
     assert pools_of(folder) == []
+
+
+async def ask_to_leave(node, secret=SECRET):
+    return await ask_handover(node.url, prefetch_key(secret), 20.0)
+
+
+async def test_peers_take_the_last_copies_of_a_node_that_goes(index, folder):
+    """Chains that share a head too; what a peer has already is not sent again."""
+    head, tails = fresh_chain(2), [fresh_chain(3), fresh_chain(2)]
+    shared = fresh_chain(4)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        running_node(index, settings_of(folder, "b")) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        for tail in tails:
+            await at_a.put(head + tail)
+        for engine in (at_a, at_b):
+            await engine.put(shared)
+        whole = [head + tail for tail in tails]
+        for chain in whole:
+            await until(partial(matched, index, chain, {"a": len(chain)}))
+        await until(partial(matched, index, shared, {"a": 4, "b": 4}))
+        await until(partial(reachable, index, a))
+        await until(partial(_tells_its_room, index, b))
+
+        done = await ask_to_leave(a)
+
+        assert done == HandedOver(last_copies=7, taken=7)
+        for chain in whole:
+            assert (await index.match(chain))["b"] == len(chain)
+        answer = await at_b.prepare(whole[0])
+        assert [at_b.payload(s, h) for s, h in zip(answer["slots"], whole[0], strict=True)]
+        assert b.snapshot()["tiers"]["dram"]["resident"] == 4 + 7
+
+
+async def _tells_its_room(index, daemon):
+    records = {m.node: record for m, record in await index.members()}
+    return records[daemon.settings.name].stats.get("tiers")
+
+
+async def test_a_node_whose_peers_have_no_room_or_that_is_alone_just_goes(index, folder):
+    chain = fresh_chain(3)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+    ):
+        await at_a.put(chain)
+        await until(partial(matched, index, chain, {"a": 3}))
+
+        assert await ask_to_leave(a) == HandedOver(last_copies=3, taken=0)
+        async with running_node(index, settings_of(folder, "b")):  # no engine, so no pool
+            assert await ask_to_leave(a) == HandedOver(last_copies=3, taken=0)
+
+
+async def test_only_the_fleet_itself_may_ask_a_node_to_hand_over(index, folder):
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        aiohttp.ClientSession() as session,
+    ):
+        assert await ask_to_leave(a, b"another secret of somebody") is None
+        for body in (b"", b"{}", b"[]", encode_request(0.0), encode_request(float("nan"))):
+            headers = {SIGNATURE_HEADER: sign(body, prefetch_key(SECRET))}
+            async with session.post(f"{a.url}/handover", data=body, headers=headers) as response:
+                assert response.status == 400
+                assert "handover" in (await response.json())["error"]
 
 
 async def test_a_second_daemon_of_the_same_name_does_not_start(index, folder):

@@ -19,6 +19,8 @@ from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.disk import disk_folder, open_tier
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
@@ -33,7 +35,7 @@ from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolErro
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.namespace import hash_key
-from prefixfleet.store.prefetch import Prefetch
+from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult
@@ -67,6 +69,7 @@ class NodeDaemon:
         self._loops: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
         self._peers = PeerBook(index.members, clock=time.monotonic)
+        self._holders = Holders(index.match, self._peers, settings.name)
         self._announcer = Announcer(
             index,
             record=self.record,
@@ -79,7 +82,11 @@ class NodeDaemon:
             settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
         )
         self._http = NodeHttp(
-            secret=secret, status=self.status, prefetch=self._prefetch, keep=self._keep
+            secret=secret,
+            status=self.status,
+            prefetch=self._prefetch,
+            hand_over=self.hand_over,
+            keep=self._keep,
         )
 
     async def __aenter__(self) -> Self:
@@ -116,6 +123,18 @@ class NodeDaemon:
         finally:
             stopping.cancel()
 
+    async def hand_over(self, within_s: float) -> HandedOver:
+        """Let peers pull what only this node has; the node serves on meanwhile."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        if self._pool is None or (member := self._announcer.member) is None:
+            return HandedOver(0, 0)
+        pool, digest = self._pool.host.pool, self._pool.host.kind.digest
+        leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+        chains = list(pool.chains())
+        done = await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+        log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
+        return done
+
     def record(self) -> NodeRecord:
         """What the fleet is told of this node."""
         return NodeRecord(
@@ -131,10 +150,10 @@ class NodeDaemon:
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
             "tiers": self._pool.tiers() if self._pool else {},
-            "links": self._pool.measured() if self._pool else {},
-            "lanes": dict(self._pool.puller.lanes) if self._pool else {},
+            "links": self._pool.puller.paths.report() if self._pool else {},
+            "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers(),
+            "counters": self.stats.numbers() | self._sources(),
             "cache": cache.numbers() if cache else NO_CACHE,
             "index": {
                 "epoch": announcer.epoch,
@@ -143,6 +162,7 @@ class NodeDaemon:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
             "refused_engines": self._engines.refused,
@@ -209,7 +229,6 @@ class NodeDaemon:
             kind.layout,
             links=self._links.by_name,
             forced=self._links.forced,
-            rdma=self._links.rdma,
         )
         cache = NodeCache(
             host.pool,
@@ -217,12 +236,14 @@ class NodeDaemon:
             tier,
             slot=host.slot,
             peers=self._peers,
+            holders=self._holders,
             announcer=self._announcer,
             move=self._move,
             examine=host.examine,
             clock=time.monotonic,
         )
         self._start(cache.run())
+        self._start(puller.prober.run())
         return _OpenPool(host, cache, puller)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
@@ -247,13 +268,14 @@ class NodeDaemon:
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
         result = await self._pool.puller.pull(
-            pull.contacts,
+            pull.source.contacts,
             namespace=self._pool.host.kind.digest,
-            epoch=pull.plan.source_epoch,
+            epoch=pull.source.epoch,
             parent=pull.parent,
             hashes=pull.hashes,
             deadline=pull.deadline,
-            link=pull.plan.link or None,
+            link=pull.link or None,
+            others=pull.others,
         )
         self.stats.saw_pull(result)
         return result
@@ -283,6 +305,13 @@ class NodeDaemon:
     def _drop(self, block: BlockHash) -> None:
         assert self._pool is not None
         self._pool.cache.drop(block)
+
+    def _sources(self) -> dict[str, Any]:
+        puller = self._pool.puller if self._pool else None
+        return {
+            "failed_sources": dict(puller.paths.failed) if puller else {},
+            "probes": puller.prober.probes if puller else 0,
+        }
 
     def _degraded(self) -> list[str]:
         disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
@@ -329,14 +358,6 @@ class _OpenPool:
         if self.cache.tier is not None:
             tiers["ssd"] = self.cache.disk_numbers() | size
         return tiers
-
-    def measured(self) -> dict[str, dict[str, Any]]:
-        """By source: the link used most, its speed, and all links; the router reads the speed."""
-        speeds = {}
-        for source, links in self.puller.estimates.as_dict().items():
-            name = max(links, key=lambda link: links[link]["pulls"])
-            speeds[source] = {"link": name, **links[name], "links": links}
-        return speeds
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
 from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.cluster.evictions import Evictions
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.promotion import Promotion
 from prefixfleet.cluster.pulls import Pull, Pulls
@@ -56,6 +57,7 @@ class NodeCache:
         *,
         slot: Callable[[int], memoryview],
         peers: PeerBook,
+        holders: Holders,
         announcer: Announcer,
         move: Callable[[Pull], Awaitable[PullResult]],
         examine: Callable[[BlockHash], None],
@@ -76,7 +78,9 @@ class NodeCache:
         )
         self.retention = Retention(pool, clock)
         self._writes = Writes(pool, shards)
-        self._pulls = Pulls(peers=peers, match=pool.match, move=self._pull, clock=clock)
+        self._pulls = Pulls(
+            peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
+        )
         self.claims = Claims(pool, self._bring, self._pulls.fetch, clock=clock)
         self.committed_blocks = 0
         self.corrupt_blocks = 0

@@ -3,11 +3,12 @@
 Reads what the daemon knows and starts what a signed hint asks for; decides nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from prefixfleet.cluster.handover import HANDOVER_PATH, HandedOver, answer_of, open_request
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError, Overloaded, PeerRefused, ProtocolError
 from prefixfleet.store.keep import KEEP_PATH, Keep, keep_key, open_keep
@@ -25,8 +26,9 @@ SHUTDOWN_S = 2.0
 
 class NodeHttp:
     """Owned by the daemon's event loop. ``status`` gives what the daemon knows; ``prefetch``
-    starts a pull and raises `Overloaded` or `ProtocolError`; ``keep`` takes a wish, says what it
-    covers, and raises `ProtocolError`. ``secret`` is the fleet's."""
+    starts a pull and raises `Overloaded` or `ProtocolError`; ``hand_over`` gives the last copies
+    away within so many seconds; ``keep`` takes a wish, says what it covers, and raises
+    `ProtocolError`. ``secret`` is the fleet's."""
 
     def __init__(
         self,
@@ -34,6 +36,7 @@ class NodeHttp:
         secret: bytes,
         status: Callable[[], dict[str, Any]],
         prefetch: Callable[[Prefetch], None],
+        hand_over: Callable[[float], Awaitable[HandedOver]],
         keep: Callable[[Keep], dict[str, int]],
     ) -> None:
         self._prefetch_key = prefetch_key(secret)
@@ -41,11 +44,13 @@ class NodeHttp:
         self._keep = keep
         self._status = status
         self._prefetch = prefetch
+        self._hand_over = hand_over
         app = web.Application(client_max_size=MAX_PREFETCH_BYTES)
         app.router.add_get("/health", self._get_health)
         app.router.add_get("/status", self._get_status)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_post(PREFETCH_PATH, self._post_prefetch)
+        app.router.add_post(HANDOVER_PATH, self._post_handover)
         app.router.add_post(KEEP_PATH, self._post_keep)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
 
@@ -92,6 +97,16 @@ class NodeHttp:
         except Overloaded as error:
             return _refusal(429, error)
         return web.json_response({}, status=202)
+
+    async def _post_handover(self, request: web.Request) -> web.Response:
+        signature = request.headers.get(SIGNATURE_HEADER, "")
+        try:
+            within_s = open_request(await request.read(), signature, self._prefetch_key)
+        except PeerRefused as error:
+            return _refusal(403, error)
+        except ProtocolError as error:
+            return _refusal(400, error)
+        return web.json_response(answer_of(await self._hand_over(within_s)))
 
     async def _post_keep(self, request: web.Request) -> web.Response:
         signature = request.headers.get(SIGNATURE_HEADER, "")

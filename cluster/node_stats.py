@@ -87,7 +87,13 @@ class _Collector:
         yield from _disk(stats["tiers"].get("ssd"))
         yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
-        for name, text in (("pulls", "Pulls"), ("pulled_bytes", "Bytes pulled from peers")):
+        failed = counters["failed_sources"]
+        yield _counted("failed_sources", "Sources that failed in a pull", "reason", failed)
+        for name, text in (
+            ("pulls", "Pulls"),
+            ("pulled_bytes", "Bytes pulled from peers"),
+            ("probes", "Reads that measured a link"),
+        ):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
         for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):
             yield CounterMetricFamily(

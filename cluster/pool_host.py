@@ -116,7 +116,13 @@ class PoolHost:
         """Refuse an engine whose blocks cannot live here. Raises `ConfigError`."""
         if kind == self.kind:
             return
-        if kind.layout != self.kind.layout:
+        ours, theirs = self.kind.namespace.encoding, kind.namespace.encoding
+        if ours != theirs:
+            what = (
+                f"blocks stored as {theirs!r}, this node's pool holds {ours!r} (set "
+                "PREFIXFLEET_WORKER_ENCODING alike for all)"
+            )
+        elif kind.layout != self.kind.layout:
             what = f"slots of {kind.layout}, this node's pool has {self.kind.layout}"
         else:
             what = f"namespace {kind.namespace}, this node's pool holds {self.kind.namespace}"

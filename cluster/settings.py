@@ -16,7 +16,11 @@ NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
 MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
-LinkName = Literal["auto", "ucx", "tcp"]
+MAX_DRAIN_S = 3600
+
+LinkName = Literal["auto", "shm", "ucx", "tcp"]
+EncodingName = Literal["exact", "fp8-values", "int8-fp8", "int8", "fp8"]
+"""The names in `kernels.encoding`, which this module must not import: it needs torch."""
 
 
 def check_model(folder: Path) -> Path:
@@ -89,6 +93,9 @@ class WorkerSettings(Section):
     kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
     max_model_tokens: int = Field(default=4096, ge=64)
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+    drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
+    rollout: int = Field(default=0, ge=0)
+    encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only
 
     @field_validator("model")
     @classmethod

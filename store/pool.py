@@ -229,6 +229,20 @@ class SlotPool:
             if self._state[slot] == _RESIDENT:
                 yield block, self._head[slot]
 
+    def chains(self) -> Iterator[list[BlockHash]]:
+        """Each resident block that no resident block follows, with all before it, root first.
+        Use it up before the pool changes."""
+        for slot in range(self.num_slots):
+            if self._state[slot] != _RESIDENT:
+                continue
+            if any(self._state[child] == _RESIDENT for child in self._tree.children(slot)):
+                continue
+            chain = []
+            while slot >= 0:
+                chain.append(self._hash[slot])
+                slot = self._tree.parent(slot)
+            yield chain[::-1]
+
     def counts(self) -> PoolCounts:
         """How many slots are in which state."""
         return PoolCounts(

@@ -13,12 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from prefixfleet.store.block_files import BlockFiles
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import CorruptBlock
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.pool import Reservation, SlotPool, Victims
 from prefixfleet.store.slot import verify
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+from prefixfleet.store.slot_files import DiskBlock
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class SsdTier:
 
     def __init__(
         self,
-        files: SlotFiles,
+        files: BlockFiles,
         namespace: bytes,
         order: EvictionOrder,
         *,

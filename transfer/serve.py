@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
@@ -27,6 +28,8 @@ from prefixfleet.transfer.leases import Leases
 from prefixfleet.transfer.link import Caller, Range
 from prefixfleet.transfer.messages import (
     Answer,
+    Join,
+    Joined,
     Lease,
     Leased,
     Question,
@@ -44,6 +47,18 @@ MAX_LEASE_S = 60.0
 MAX_LEASES = 256
 BRING_SHARE = 0.5
 """Part of the asker's budget that may go by before it is answered."""
+
+
+class Replication(Protocol):
+    """What a server tells of its leases, and asks when it is invited to a broadcast."""
+
+    def leased(self, node: str, chain: Sequence[BlockHash]) -> None:
+        """``node`` was granted a lease on ``chain``, which starts at the root."""
+        ...
+
+    def join(self, node: str, asked: Join) -> None:
+        """Take part in a broadcast of ``node``. Raises `PullFailed` to refuse."""
+        ...
 
 
 class BlockServer:
@@ -84,6 +99,7 @@ class BlockServer:
         self._bring = bring
         max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
         self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
+        self.replication: Replication | None = None  # set by who replicates this pool
 
     @property
     def leases(self) -> Leases:
@@ -102,6 +118,8 @@ class BlockServer:
                 if self._bring is not None:
                     await self._bring(hashes, BRING_SHARE * asked.budget_s)
                 reply = self._lease(caller, asked, hashes)
+            elif isinstance(asked, Join):
+                reply = self._join(caller, asked)
             else:
                 reply = self._release(caller, asked)
         except ProtocolError:
@@ -141,9 +159,18 @@ class BlockServer:
         self.counters["leased"] += 1
         asyncio.get_running_loop().call_later(seconds, self._leases.end_expired)
         self.leased_blocks += len(pin.hashes)
+        if self.replication is not None and not self._pool.position(pin.slots[0]):
+            self.replication.leased(caller.node, pin.hashes)
         return Leased(id, list(pin.slots), seconds, queued_bytes)
 
-    def _check_same(self, asked: Lease) -> None:
+    def _join(self, caller: Caller, asked: Join) -> Joined:
+        self._check_same(asked)
+        if self.replication is None:
+            raise PeerRefused("this node takes part in no collective replication")
+        self.replication.join(caller.node, asked)
+        return Joined()
+
+    def _check_same(self, asked: Lease | Join) -> None:
         if asked.epoch != self.epoch:
             raise EpochChanged(f"asked for epoch {asked.epoch}; this node lives in {self.epoch}")
         if asked.namespace != self._namespace:

@@ -99,7 +99,9 @@ class Router:
             clock,
             engines=self.engines.view,
         )
-        self.turns = Turns(self.dispatcher, self.book, settings.ttft_slo_s, clock)
+        self.turns = Turns(
+            self.dispatcher, self.book, settings.ttft_slo_s, clock, self.roster.is_ready
+        )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0

@@ -42,12 +42,19 @@ class Turns:
     """Owned by the router's event loop. ``slo_s`` limits the time to first token; 0: no limit."""
 
     def __init__(
-        self, dispatcher: Dispatcher, book: Book, slo_s: float, clock: Callable[[], float]
+        self,
+        dispatcher: Dispatcher,
+        book: Book,
+        slo_s: float,
+        clock: Callable[[], float],
+        is_open: Callable[[str], bool] = lambda worker: True,
     ) -> None:
+        """``is_open`` says whether a worker still gets requests: one may be drained meanwhile."""
         self._dispatcher = dispatcher
         self._book = book
         self._slo_s = slo_s
         self._clock = clock
+        self._is_open = is_open
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -132,7 +139,8 @@ class Turns:
 
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
-        return self._dispatcher.decide(turn.prompt, turn.chains, turn.workers)
+        left = [worker for worker in turn.workers if self._is_open(worker.name)]
+        return self._dispatcher.decide(turn.prompt, turn.chains, left or turn.workers)
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)

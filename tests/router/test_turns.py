@@ -45,9 +45,9 @@ def book(clock):
 
 @pytest.fixture
 def make_turns(clock, book):
-    def make(slo_s=0.0):
-        view = View(clock)
-        return Turns(Dispatcher(view, book, dict, b"", clock, lambda n: 0), book, slo_s, clock)
+    def make(slo_s=0.0, **options):
+        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0)
+        return Turns(dispatcher, book, slo_s, clock, **options)
 
     return make
 
@@ -102,6 +102,23 @@ async def test_a_worker_that_should_be_free_by_now_gets_the_next_request(make_tu
         bound = await asyncio.wait_for(waiting, 5)
 
     assert bound.worker.name == "a"
+
+
+async def test_a_worker_that_is_drained_gets_nobody_who_waited_for_it(make_turns, book, clock):
+    drained = set()
+    turns = make_turns(is_open=lambda name: name not in drained)
+    with (
+        book.charged("a", tokens=1000, sequences=1, expected_s=1.0),
+        book.charged("b", tokens=9000, sequences=1, expected_s=9.0),
+    ):
+        waiting = ask(turns, "r", 100, [worker("a"), worker("b")], clock)
+        await asyncio.sleep(0)
+        drained.add("a")
+        clock.now += 9.0
+
+        bound = await asyncio.wait_for(waiting, 5)
+
+    assert bound.worker.name == "b"
 
 
 async def test_a_client_that_leaves_leaves_the_queue(make_turns, book, clock):

@@ -11,6 +11,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
 from prefixfleet.router.core import Router
+from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.pages import ROUTER
@@ -35,6 +36,7 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     app.router.add_get("/metrics", pages.metrics_of(sibling_socket))
     app.router.add_get("/status", pages.status)
     add_admin(app, router.settings.admin_key_file)
+    add_dashboard(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 

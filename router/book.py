@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
 
     queued_tokens: int = 0

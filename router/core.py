@@ -16,6 +16,7 @@ from typing import Self
 
 import aiohttp
 
+from prefixfleet.router.activity import Activity
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
@@ -73,6 +74,7 @@ class Router:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics()
+        self.activity = Activity(clock, time.time)
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)
@@ -116,7 +118,8 @@ class Router:
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
         self._board = fleet.loads
-        self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
+        own = secrets.token_hex(8)
+        self._ids = (f"{own}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
         self.tls = Tls(settings)
         self.tracing = Tracing(settings.otlp_endpoint)
@@ -147,7 +150,7 @@ class Router:
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())
             if self._board is not None:
-                loops.append(Exchange(self._board, self.book, self.degraded).run())
+                loops.append(Exchange(self._board, self.book, self.turns.load, self.degraded).run())
             for loop in loops:
                 stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._open = stack.pop_all()

@@ -62,6 +62,12 @@ class Conflict(Refusal):
     status, kind, code = 409, "invalid_request_error", "conflict"
 
 
+class TooSlow(Refusal):
+    """The client does not send what it announced."""
+
+    status, kind, code = 408, "invalid_request_error", "request_timeout"
+
+
 class TooLarge(Refusal):
     """The body is over the limit."""
 

@@ -8,13 +8,13 @@ period late.
 import asyncio
 import contextlib
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from prefixfleet.router.book import Book, Load
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.store.errors import IndexUnavailable
-from prefixfleet.store.load_board import SharedLoad
+from prefixfleet.store.load_board import WAITING, SharedLoad
 
 PERIOD_S = 0.1  # shorter than any prefill that is worth balancing
 
@@ -32,11 +32,15 @@ class Board(Protocol):
 
 
 class Exchange:
-    """Owned by the router's event loop; the only one who tells the book of others."""
+    """Owned by the router's event loop; the only one who tells the book of others. ``waiting`` is
+    what waits for a worker: whoever scales the fleet reads it."""
 
-    def __init__(self, board: Board, book: Book, degraded: Degraded) -> None:
+    def __init__(
+        self, board: Board, book: Book, waiting: Callable[[], Load], degraded: Degraded
+    ) -> None:
         self._board = board
         self._book = book
+        self._waiting = waiting
         self._degraded = degraded
 
     async def run(self) -> None:
@@ -54,7 +58,7 @@ class Exchange:
             worker: SharedLoad(
                 load.queued_tokens, load.queued_requests, load.decoding, min(load.busy_s, 86_400.0)
             )
-            for worker, load in self._book.own().items()
+            for worker, load in {**self._book.own(), WAITING: self._waiting()}.items()
         }
         try:
             others = await self._board.exchange(mine)

@@ -25,6 +25,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the file. Limits that are absent do not limit.
 
+    ``dashboard`` lets it watch the whole fleet, every tenant's traffic included.
     ``tier`` labels metrics and may be shared by tenants. Higher ``priority`` goes first;
     among equals, ``weight`` divides the fleet between tenants that wait. The two SLOs stand in the
     place of the router's own: time to first token, and time between tokens.
@@ -35,6 +36,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     tenant: Annotated[str, msgspec.Meta(min_length=1)]
     tier: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,20}$")] = "default"
     shared_cache: bool = False
+    dashboard: bool = False
     priority: int = 0
     weight: Positive = 1.0
     max_in_flight: Annotated[int, msgspec.Meta(ge=1)] | None = None

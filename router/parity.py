@@ -156,7 +156,7 @@ async def _post(
         raise WorkerSilent(f"{url}: status {response.status}")
     try:
         return msgspec.json.decode(content, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ParityFailed(f"{url}: the answer is no JSON object ({error})") from error
 
 

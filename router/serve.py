@@ -7,16 +7,15 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, TooBusy, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, TooBusy, TooSlow, UpstreamFailed
 from prefixfleet.router.headers import deadline_of, to_worker
 from prefixfleet.router.inflate import inflate
 from prefixfleet.router.keys import Key
@@ -30,6 +29,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import PARAMS_KEY
 
 MAX_WORKERS_TRIED = 3
+BODY_S = 60.0  # 32 MB at 4 Mbit/s
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -77,8 +77,14 @@ def _authorization(request: web.Request) -> str | None:
 
 
 async def _read_bytes(router: Router, request: web.Request) -> bytes:
+    """The body; one that does not arrive in time must not keep a place in flight for ever."""
     limit = router.settings.max_body_bytes
-    return inflate(await request.read(), request.headers.get("Content-Encoding", ""), limit)
+    try:
+        async with asyncio.timeout(BODY_S):
+            raw = await request.read()
+    except TimeoutError:
+        raise TooSlow(f"the body did not arrive within {BODY_S:g} s") from None
+    return inflate(raw, request.headers.get("Content-Encoding", ""), limit)
 
 
 def _refuse_if_full(router: Router) -> None:
@@ -97,7 +103,7 @@ async def _understand(
 
     def read() -> tuple[Prompt, Chains]:
         prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
-        prompt = replace(prompt, salt=router.salt_of(key, prompt.salt))
+        prompt = structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
         return prompt, router.dispatcher.chains(prompt, workers)
 
     with router.metrics.tokenise_s.time():

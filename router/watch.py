@@ -53,7 +53,10 @@ class Passage:
         """Count a prompt whose prefix is not known."""
         if self.prompt.blind:
             self.router.metrics.blind.labels(self.route.name).inc()
-            log.info("request %s: no prefix: %.200s", self.id, self.prompt.blind)
+            reason = ascii(
+                self.prompt.blind
+            )  # it may quote the client, who may not write lines here
+            log.info("request %s: no prefix: %.200s", self.id, reason)
 
     def say_why(self, dispatched: Dispatched) -> None:
         """The line that says why this worker."""
@@ -63,6 +66,9 @@ class Passage:
         ).inc()
         terms = self.terms(dispatched)
         self.span.decided(terms)
+        model = self.router.dispatcher.prefill_model(dispatched.worker)
+        cold_s = model.seconds(self.prompt.tokens, 0)
+        self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         log.info(
             "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d "
             "blocks there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, "
@@ -95,6 +101,7 @@ class Passage:
         metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
+            self.router.activity.first_byte(self.id, observed_s)
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
 
@@ -127,6 +134,9 @@ class Passage:
         for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
+        self.router.activity.ended(
+            self.id, (blocks[0] + blocks[1]) * block_tokens, blocks[2] * block_tokens, computed
+        )
         ratio = min(1.0, reused / self.prompt.tokens)
         self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)

@@ -6,6 +6,7 @@ last an array ``[timestamp, [event, ...], rank]``. An event is a map with ``type
 engines add some with every release; a known event of a wrong shape is an error.
 """
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,10 +84,12 @@ def decode_batch(frames: Sequence[bytes]) -> EventBatch:
         raise ProtocolError(f"engine events: a batch of {len(frames[-1])} bytes is too long")
     try:
         batch = msgpack.unpackb(frames[-1], raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise ProtocolError(f"engine events: not MessagePack ({error})") from error
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise ProtocolError(f"engine events: got {batch!r:.100}, expected [time, events, rank]")
+        raise ProtocolError(
+            f"engine events: got {reprlib.repr(batch):.100}, expected [time, events, rank]"
+        )
     events = tuple(event for raw in batch[1] if (event := _event(raw)) is not None)
     return EventBatch(int.from_bytes(frames[-2], "big"), events)
 
@@ -112,7 +115,9 @@ def _tag_and_fields(raw: object) -> tuple[object, dict[str, Any]]:
     if isinstance(raw, list) and raw:
         order = {"BlockStored": _STORED, "BlockRemoved": _REMOVED}.get(str(raw[0]), ())
         return raw[0], dict(zip(order, raw[1:], strict=False))
-    raise ProtocolError(f"engine events: got {raw!r:.100}, expected a map or a tagged array")
+    raise ProtocolError(
+        f"engine events: got {reprlib.repr(raw):.100}, expected a map or a tagged array"
+    )
 
 
 def _stored(fields: dict[str, Any]) -> BlocksStored:
@@ -122,7 +127,7 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
     if not whole or not isinstance(size, int) or size < 1:
         raise ProtocolError("engine events: BlockStored without token_ids or block_size")
     if parent is not None and not isinstance(parent, int | bytes):
-        raise ProtocolError(f"engine events: parent_block_hash is {parent!r:.40}")
+        raise ProtocolError(f"engine events: parent_block_hash is {reprlib.repr(parent):.40}")
     salt, others = _salt(fields, is_first=parent is None)
     return BlocksStored(
         hashes=hashes,
@@ -162,7 +167,7 @@ def _listed(key: object) -> list[object]:
 def _hashes(fields: dict[str, Any]) -> tuple[EngineHash, ...]:
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, list) or not all(isinstance(h, int | bytes) for h in hashes):
-        raise ProtocolError(f"engine events: block_hashes is {hashes!r:.60}")
+        raise ProtocolError(f"engine events: block_hashes is {reprlib.repr(hashes):.60}")
     return tuple(hashes)
 
 

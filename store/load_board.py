@@ -18,6 +18,9 @@ from prefixfleet.store.redis_functions import RedisFunctions
 EXPIRY_S = 2.0
 SWEEP_S = 60.0
 MAX_ROUTERS = 1_000
+WAITING = ""
+"""Among the workers' names: what waits in a router for one of them; its ``busy_s`` is the prefill
+of all of it."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=86_400)]

@@ -9,7 +9,9 @@ from redis_servers import new_fleet
 from router_rig import Rig
 
 from prefixfleet.router.book import Book, Load
-from prefixfleet.store.load_board import EXPIRY_S, SWEEP_S, LoadBoard, SharedLoad
+from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.exchange import Exchange
+from prefixfleet.store.load_board import EXPIRY_S, SWEEP_S, WAITING, LoadBoard, SharedLoad
 
 ONE = {"w": SharedLoad(100, 2, 3, 0.5)}
 
@@ -71,6 +73,28 @@ def test_others_load_is_added_and_their_prefills_go_on(clock):
         assert book.load("w").busy_s == 0.5
     book.hear({})
     assert book.load("w") == Load()
+
+
+async def test_what_waits_for_a_worker_is_told_to_whoever_scales_the_fleet(boards, clock):
+    a, b = boards
+    waiting = Load(queued_tokens=700, queued_requests=2, busy_s=1.5)
+    telling = asyncio.create_task(Exchange(a, Book(clock), lambda: waiting, Degraded(clock)).run())
+
+    async def told():
+        return [loads.get(WAITING) for loads in await b.exchange({})]
+
+    assert await until_equal(told, [SharedLoad(700, 2, 0, 1.5)])
+    telling.cancel()
+    await asyncio.gather(telling, return_exceptions=True)
+    assert await told() == []
+
+
+async def until_equal(ask, wanted):
+    async def equal():
+        return await ask() == wanted
+
+    await until(equal)
+    return True
 
 
 async def test_two_routers_agree_on_the_load_and_avoid_each_others_workers(

@@ -1,4 +1,4 @@
-"""Faults of other routers that no other test here covers; see FAULTS.md."""
+"""Faults of other routers that no other test here covers; see tests/FAULTS.md."""
 
 import gc
 

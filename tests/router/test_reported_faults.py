@@ -56,8 +56,11 @@ def forget(engine):
         kept.clear()
 
 
-async def test_unique_prompts_leave_nothing_behind(rig):
+async def test_unique_prompts_leave_nothing_behind(rig, monkeypatch):
     """dynamo 10774 and four more: an index or a map a request that only grows."""
+    # what is kept of a fixed number of the last requests is full before the first look
+    monkeypatch.setattr("prefixfleet.router.activity.KEPT_DECISIONS", 10)
+    monkeypatch.setattr("prefixfleet.router.hot_prefixes.MAX_ENTRIES", 10)
     engine = await rig.engine()
     router = await rig.start(engine)
 

@@ -1,12 +1,15 @@
 # setup  makes .venv            demo   shows the main job on this machine
 # test   checks and all tests   check  format, lint, types, layers only
 # bench  prints the figures     clean  removes what setup made
+# chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds
+# fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # quality.py takes an hour and is run by itself
-BENCHES := $(addprefix tests/bench/,index.py kernels.py policies.py store.py)
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py router.py \
+	policies.py)
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench chaos fuzz clean
 
 setup: $(VENV)/.installed
 
@@ -28,6 +31,16 @@ test: check
 
 bench: setup
 	@for bench in $(BENCHES); do echo "== $$bench"; $(PY) $$bench --json || exit 1; done
+
+SEED ?= 1
+CHAOS_S ?= 60
+chaos: setup
+	$(PY) tests/chaos/run.py --seed $(SEED) --seconds $(CHAOS_S)
+
+FUZZ_S ?= 60
+fuzz: setup
+	FUZZ_EXAMPLES=2000 $(VENV)/bin/pytest --timeout 0 tests/fuzz
+	$(PY) tests/fuzz/run_atheris.py $(FUZZ_S)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

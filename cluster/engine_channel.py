@@ -29,6 +29,7 @@ nothing but its own work.
 """
 
 import asyncio
+import reprlib
 import socket
 import struct
 from typing import Any
@@ -73,7 +74,9 @@ def join_hashes(hashes: list[BlockHash]) -> bytes:
 def split_hashes(joined: bytes) -> list[BlockHash]:
     """Wire form to hash list. Raises `ProtocolError` if it is no whole number of hashes."""
     if not isinstance(joined, bytes) or len(joined) % DIGEST_BYTES:
-        raise ProtocolError(f"hash list: got {joined!r:.80}, expected n x {DIGEST_BYTES} bytes")
+        raise ProtocolError(
+            f"hash list: got {reprlib.repr(joined):.80}, expected n x {DIGEST_BYTES} bytes"
+        )
     return [joined[i : i + DIGEST_BYTES] for i in range(0, len(joined), DIGEST_BYTES)]
 
 

@@ -98,6 +98,7 @@ class EngineClient:
     def ask(self, op: str, *, within_s: float, **fields: Any) -> Answer:  # noqa: ANN401 - msgpack
         """Send a question; returns at once."""
         answer: Answer = Future()
+        answer.set_running_or_notify_cancel()  # a waiter that gives up must not end our thread
         if not self._call(self._send, answer, {"op": op, **fields}, within_s):
             answer.set_exception(PeerLost("the engine channel is closed"))
         return answer

@@ -4,6 +4,7 @@ Must not know sockets or pools. Every field is checked for its type and range he
 comes after can trust it.
 """
 
+import reprlib
 from dataclasses import fields
 from typing import Annotated, Any, TypeAlias
 
@@ -127,7 +128,9 @@ def parse_question(message: dict[str, Any]) -> Question:
     try:
         question: Question = msgspec.convert(message, Question, builtin_types=(bytes,))
     except msgspec.ValidationError as error:
-        raise ProtocolError(f"engine question {message.get('op')!r:.40}: {error}") from error
+        raise ProtocolError(
+            f"engine question {reprlib.repr(message.get('op')):.40}: {error}"
+        ) from error
     return question
 
 

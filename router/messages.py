@@ -147,6 +147,8 @@ def _arguments(arguments: object) -> dict[str, Any]:
             arguments = json.loads(arguments)
         except ValueError:
             return {}
+        except RecursionError:
+            raise NotText("arguments of a tool call that are nested too deeply") from None
     return arguments if isinstance(arguments, dict) else {}
 
 

@@ -20,5 +20,5 @@ def read_outcome(answer: bytes) -> Outcome | None:
     try:
         params = _DECODER.decode(answer).kv_transfer_params
         return Outcome.from_map(params[PARAMS_KEY]) if params and PARAMS_KEY in params else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, ConfigError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError):
         return None

@@ -90,7 +90,7 @@ def parse_trace(
             return
         try:
             yield _arrival(line, count)
-        except (msgspec.ValidationError, msgspec.DecodeError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"trace {name}, line {number}: {error}; got {line[:80]!r}, expected a request in "
                 "Mooncake's, Qwen-Bailian's or OpenAI's form"

@@ -6,6 +6,7 @@ last an array ``[timestamp, [event, ...], rank]``. An event is a map with ``type
 engines add some with every release; a known event of a wrong shape is an error.
 """
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +25,8 @@ EngineHash = int | bytes
 class BlocksStored:
     """New full blocks, each following the one before, the first one following ``parent``.
 
-    ``scoped`` says that a LoRA, a salt or an image is part of the hashes: the tokens alone do
-    not name such blocks.
+    ``salt`` is the tenant's, which an engine mixes into the first block of a prompt. ``scoped``
+    says that a LoRA or an image is part of the hashes: tokens and salt do not name such blocks.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -34,6 +35,7 @@ class BlocksStored:
     block_tokens: int
     medium: str
     group: int
+    salt: str
     scoped: bool
 
 
@@ -82,10 +84,12 @@ def decode_batch(frames: Sequence[bytes]) -> EventBatch:
         raise ProtocolError(f"engine events: a batch of {len(frames[-1])} bytes is too long")
     try:
         batch = msgpack.unpackb(frames[-1], raw=False, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
+    except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise ProtocolError(f"engine events: not MessagePack ({error})") from error
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
-        raise ProtocolError(f"engine events: got {batch!r:.100}, expected [time, events, rank]")
+        raise ProtocolError(
+            f"engine events: got {reprlib.repr(batch):.100}, expected [time, events, rank]"
+        )
     events = tuple(event for raw in batch[1] if (event := _event(raw)) is not None)
     return EventBatch(int.from_bytes(frames[-2], "big"), events)
 
@@ -111,7 +115,9 @@ def _tag_and_fields(raw: object) -> tuple[object, dict[str, Any]]:
     if isinstance(raw, list) and raw:
         order = {"BlockStored": _STORED, "BlockRemoved": _REMOVED}.get(str(raw[0]), ())
         return raw[0], dict(zip(order, raw[1:], strict=False))
-    raise ProtocolError(f"engine events: got {raw!r:.100}, expected a map or a tagged array")
+    raise ProtocolError(
+        f"engine events: got {reprlib.repr(raw):.100}, expected a map or a tagged array"
+    )
 
 
 def _stored(fields: dict[str, Any]) -> BlocksStored:
@@ -121,8 +127,8 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
     if not whole or not isinstance(size, int) or size < 1:
         raise ProtocolError("engine events: BlockStored without token_ids or block_size")
     if parent is not None and not isinstance(parent, int | bytes):
-        raise ProtocolError(f"engine events: parent_block_hash is {parent!r:.40}")
-    extra = fields.get("extra_keys")
+        raise ProtocolError(f"engine events: parent_block_hash is {reprlib.repr(parent):.40}")
+    salt, others = _salt(fields, is_first=parent is None)
     return BlocksStored(
         hashes=hashes,
         parent=parent,
@@ -130,17 +136,38 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         block_tokens=size,
         medium=_medium(fields),
         group=_group(fields),
-        scoped=_is_set(fields.get("lora_id"))
-        or _is_set(fields.get("lora_name"))
-        or _is_set(fields.get("cache_salt"))
-        or (isinstance(extra, list) and any(_is_set(key) for key in extra)),
+        salt=salt,
+        scoped=others or _is_set(fields.get("lora_id")) or _is_set(fields.get("lora_name")),
     )
+
+
+def _salt(fields: dict[str, Any], *, is_first: bool) -> tuple[str, bool]:
+    """The salt in the hash of a prompt's first block, and whether anything else is in the hashes.
+
+    SGLang names it. vLLM puts it among the first block's extra keys, a list a block, without a
+    tag: one text there is the salt, since images come with their positions.
+    """
+    extra = fields.get("extra_keys")
+    keys = [_listed(key) for key in extra] if isinstance(extra, list) else []
+    named = fields.get("cache_salt")
+    if isinstance(named, str) and named:
+        return named, any(key not in ([], [named]) for key in keys)
+    if is_first and keys and len(keys[0]) == 1 and isinstance(keys[0][0], str):
+        return keys[0][0], any(keys[1:])
+    return "", _is_set(named) or any(keys)
+
+
+def _listed(key: object) -> list[object]:
+    """One block's extra keys; an older engine sends a single one bare."""
+    if isinstance(key, list):
+        return key
+    return [key] if _is_set(key) else []
 
 
 def _hashes(fields: dict[str, Any]) -> tuple[EngineHash, ...]:
     hashes = fields.get("block_hashes")
     if not isinstance(hashes, list) or not all(isinstance(h, int | bytes) for h in hashes):
-        raise ProtocolError(f"engine events: block_hashes is {hashes!r:.60}")
+        raise ProtocolError(f"engine events: block_hashes is {reprlib.repr(hashes):.60}")
     return tuple(hashes)
 
 

@@ -61,7 +61,8 @@ def open_prefetch(body: bytes, signature: str, key: bytes) -> Prefetch:
         PeerRefused: the sender does not know the cluster secret.
         ProtocolError: signed, but not a hint of this version.
     """
-    if not hmac.compare_digest(sign(body, key).encode(), signature.encode()):
+    given = signature.encode("utf-8", "surrogateescape")  # a header may hold any bytes
+    if not hmac.compare_digest(sign(body, key).encode(), given):
         raise PeerRefused("prefetch: wrong signature; do all hosts have the same cluster secret?")
     try:
         values = msgpack.unpackb(body, raw=False, strict_map_key=True)

@@ -4,6 +4,7 @@ Router and cluster meet only here: a node describes itself to the index, a worke
 the router's plan travels inside ``kv_transfer_params``, and the outcome comes back the same way.
 """
 
+import reprlib
 from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any, Self
 
@@ -45,7 +46,9 @@ class _Record:
     def from_map(cls, values: Any) -> Self:  # noqa: ANN401 - it arrives from outside, of any type
         """The record in a decoded map. Raises `ConfigError` on anything but its exact fields."""
         if not isinstance(values, dict) or values.get("version") != VERSION:
-            raise ConfigError(f"{cls.__name__}: got {values!r:.200}, expected version {VERSION}")
+            raise ConfigError(
+                f"{cls.__name__}: got {reprlib.repr(values):.200}, expected version {VERSION}"
+            )
         expected = {f.name for f in fields(cls)}
         if set(values) != expected:
             raise ConfigError(
@@ -92,6 +95,7 @@ class WorkerRecord(_Record):
     max_model_tokens: Count
     prefill_tokens_per_s: Rate
     state: str = "ready"
+    rollout: Count = 0  # number of the update whose settings it was started with
 
     def identity(self) -> Namespace:
         """The namespace, checked. Raises `ConfigError`."""
@@ -105,6 +109,28 @@ class WorkerRecord(_Record):
             return msgspec.convert(self.namespace, Namespace)
         except msgspec.ValidationError as error:
             raise ConfigError(f"worker {self.worker}: namespace: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWish(_Record):
+    """What an operator wants of a running fleet; whoever runs its processes brings it about.
+
+    ``draining`` names workers, nodes and hosts' addresses that shall get no new requests.
+    ``nodes`` is how many nodes shall run engines (0: as many as were started). ``rollout`` counts
+    updates: every worker that was started by an earlier one is to be replaced, one after the
+    other, with ``environ`` over the settings it had. ``failed`` says why an update went no
+    further; empty while it may. With ``most`` above 0 the fleet itself moves ``nodes`` between
+    ``least`` and ``most``, so that a request waits about ``wait_s`` seconds for an engine.
+    """
+
+    draining: tuple[str, ...] = ()
+    nodes: Count = 0
+    least: Count = 0
+    most: Count = 0
+    wait_s: Seconds = 0.0
+    rollout: Count = 0
+    environ: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,6 +231,19 @@ def test_an_answer_that_nobody_waits_for_is_dropped(connected):
     assert answer.result(WAIT_S) == {}
 
 
+def test_a_waiter_that_gives_up_does_not_end_the_channel(connected):
+    client, connection = connected
+    given_up = client.ask("prepare", within_s=WAIT_S)
+    first = receive_frame(connection)
+
+    assert not given_up.cancel()
+    say(connection, id=first["id"], blocks=1)
+    answer = client.ask("release", within_s=WAIT_S)
+    say(connection, id=receive_frame(connection)["id"])
+
+    assert answer.result(WAIT_S) == {}
+
+
 def test_a_question_too_long_to_send_fails_alone(connected):
     client, connection = connected
     with pytest.raises(ProtocolError):

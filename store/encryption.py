@@ -1,0 +1,137 @@
+"""Slots on disk that a thief of the disk cannot read: AES-256-GCM around `SlotFiles`.
+
+A slot becomes nonce, ciphertext and tag, one page longer than before. The nonce is random and new
+with each write (safe for 2^32 writes of one key: exabytes). The tag covers the slot's number, so
+that ciphertexts cannot change places; an older one of the same slot fails `slot.verify` as another
+block. Not hidden: how many blocks there are, and the tables' hashes, which are keyed by the cluster
+secret and tell nothing of the tokens. Keys are named by reference and appear in no message.
+"""
+
+import errno
+import hashlib
+import mmap
+import os
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from prefixfleet.store.block_files import BlockFiles
+from prefixfleet.store.errors import ConfigError, CorruptBlock
+from prefixfleet.store.slot import SlotLayout
+from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+
+KEY_BYTES = 32
+NONCE_BYTES = 12
+TAG_BYTES = 16
+
+
+def read_key(reference: str, environ: Mapping[str, str] = os.environ) -> bytes:
+    """The key that ``file:/path`` or ``env:NAME`` names: 64 hex digits, or in a file 32 raw bytes.
+
+    Raises:
+        ConfigError: it cannot be read or is none; says where, never what.
+    """
+    kind, _, where = reference.partition(":")
+    if kind == "file" and where:
+        try:
+            raw = Path(where).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"disk key, {reference}: {error.strerror or error}") from error
+    elif kind == "env" and where:
+        raw = environ.get(where, "").encode()
+    else:
+        raise ConfigError("disk key: expected file:/path or env:NAME, not the key itself")
+    if len(raw) == KEY_BYTES:
+        return raw
+    try:
+        key = bytes.fromhex(raw.decode("ascii").strip())
+    except ValueError:
+        key = b""
+    if len(key) != KEY_BYTES:
+        raise ConfigError(
+            f"disk key, {kind}:{where}: got {len(raw)} bytes, expected {2 * KEY_BYTES} hex digits; "
+            "make one with: openssl rand -hex 32"
+        )
+    return key
+
+
+def open_slot_files(
+    folder: Path, layout: SlotLayout, namespace: bytes, num_slots: int, key_reference: str = ""
+) -> BlockFiles:
+    """Files for the disk tier, encrypted if a key is named. Does no I/O but reading the key.
+
+    Raises:
+        ConfigError: see `read_key`.
+    """
+    if not key_reference:
+        return SlotFiles(folder, layout, namespace, num_slots)
+    return EncryptedSlotFiles(folder, layout, namespace, num_slots, read_key(key_reference))
+
+
+class EncryptedSlotFiles:
+    """`SlotFiles` with the same promises and the same owner. Files of another key, and plain ones,
+    are deleted when they are recovered, as those of another namespace are."""
+
+    def __init__(
+        self, folder: Path, layout: SlotLayout, namespace: bytes, num_slots: int, key: bytes
+    ) -> None:
+        self.layout = layout
+        self.num_slots = num_slots
+        mark = hashlib.blake2b(namespace, key=key, digest_size=16, person=b"pf-disk-mark").digest()
+        derived = hashlib.blake2b(
+            namespace, key=key, digest_size=32, person=b"pf-disk-key"
+        ).digest()
+        self._cipher = AESGCM(derived)
+        self._size = NONCE_BYTES + layout.slot_bytes + TAG_BYTES
+        self._files = SlotFiles(folder, SlotLayout(payload_bytes=self._size), mark, num_slots)
+
+    @property
+    def direct(self) -> bool:
+        """See `SlotFiles`."""
+        return self._files.direct
+
+    def recover(self) -> list[DiskBlock]:
+        """See `SlotFiles`."""
+        return self._files.recover()
+
+    def write(self, blocks: Sequence[tuple[DiskBlock, memoryview]]) -> None:
+        """See `SlotFiles`. Takes as much memory again as ``blocks`` while it writes."""
+        self._files.write([(block, self._encrypted(block.slot, data)) for block, data in blocks])
+
+    def read(self, slot: int, target: memoryview) -> None:
+        """See `SlotFiles`. Raises `CorruptBlock` too: changed, or not written with this key."""
+        if target.nbytes != self.layout.slot_bytes:
+            raise OSError(errno.EINVAL, f"{target.nbytes} bytes for a slot")
+        page = self._buffer()
+        self._files.read(slot, page)
+        nonce, data = page[:NONCE_BYTES], page[NONCE_BYTES : self._size]
+        try:
+            target[:] = self._cipher.decrypt(nonce, data, _place(slot))
+        except InvalidTag:
+            raise CorruptBlock(f"disk slot {slot}: it was changed since it was written") from None
+
+    def forget(self, slots: Iterable[int]) -> None:
+        """See `SlotFiles`."""
+        self._files.forget(slots)
+
+    def close(self) -> None:
+        """See `SlotFiles`."""
+        self._files.close()
+
+    def _encrypted(self, slot: int, data: memoryview) -> memoryview:
+        page = self._buffer()
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        page[:NONCE_BYTES] = nonce
+        page[NONCE_BYTES : self._size] = self._cipher.encrypt(nonce, data, _place(slot))
+        return page
+
+    def _buffer(self) -> memoryview:
+        """Page-aligned memory for direct I/O."""
+        return memoryview(mmap.mmap(-1, self._files.layout.slot_bytes))
+
+
+def _place(slot: int) -> bytes:
+    return b"slot" + slot.to_bytes(8, "little")

@@ -1,0 +1,217 @@
+"""Breaks a live fleet under load, and judges it: ``make chaos SEED=n``.
+
+Prints what goes wrong while it runs, and one JSON object as the last line. Exits with 1 if an
+answer was wrong, a request hung, an error had no fault to blame, books do not balance, something
+is still held or left behind, or the hit rate does not return.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+import aiohttp
+import psutil
+from chaos_faults import CLIENTS_NOTICE, Done, Hand, plan
+from chaos_fleet import UP_S, ChaosFleet
+from chaos_oracle import Ended, Oracle
+from eventually import until
+
+GRACE_S = 12.0
+"""So long after a fault a client's error may still come from it: restarts take seconds here."""
+RETURN_S = 90.0
+RETURNED = 0.8
+SETTLE_S = 75.0
+"""Read leases end after at most 60 s, whatever became of their readers."""
+SAMPLE_S = 2.0
+
+
+class Chaos:
+    """One run."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.fleet = ChaosFleet(options.nodes, options.routers)
+        self.done: list[Done] = []
+        self.samples: dict[str, list[tuple[float, int, int]]] = {}  # seconds, bytes, descriptors
+
+    async def run(self) -> dict[str, Any]:
+        report: dict[str, Any] = {"seed": self.options.seed}
+        try:
+            await self.fleet.open()
+            self.oracle = Oracle(self.fleet.router_urls(), self.options.seed)
+            async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
+                clients = [
+                    group.create_task(self.oracle.ask_for_ever(session))
+                    for _ in range(self.options.clients)
+                ]
+                sampling = group.create_task(self._sample())
+                report |= await self._phases()
+                for task in (*clients, sampling):
+                    task.cancel()
+            report |= self._judge()
+            report["books"] = await self._books()
+        finally:
+            report |= await self.fleet.close()
+        return report
+
+    async def _phases(self) -> dict[str, Any]:
+        async with asyncio.timeout(UP_S):
+            await until(lambda: len(self.oracle.recent) >= 50 and self.oracle.reuse > 0.3, UP_S)
+        warm, self.oracle.ended[:] = self.oracle.reuse, []
+        say(f"warm: {warm:.2f} of prompt blocks reused")
+        began = self.oracle.now()
+        await self._break_things()
+        healed = self.oracle.now()
+        say(f"healed; {self.oracle.counts()}")
+        self.oracle.recent.clear()
+
+        def returned() -> bool:
+            return len(self.oracle.recent) >= 50 and self.oracle.reuse >= RETURNED * warm
+
+        came_back = True
+        try:
+            await until(returned, RETURN_S)
+        except TimeoutError:
+            came_back = False
+        return {
+            "broken_s": round(healed - began, 1),
+            "reuse_before": round(warm, 3),
+            "reuse_after": round(self.oracle.reuse, 3),
+            "hit_rate_returned": came_back,
+            "hit_rate_returned_s": round(self.oracle.now() - healed, 1),
+        }
+
+    async def _break_things(self) -> None:
+        fleet, options = self.fleet, self.options
+        hand = Hand(fleet, options.seed)
+        faults = plan(options.seed, fleet.node_names, fleet.router_names)
+        ends_at = self.oracle.now() + options.seconds
+        async with asyncio.TaskGroup() as group:
+            for fault in islice(faults, options.faults or None):
+                if self.oracle.now() > ends_at:
+                    return
+                if options.faults or not hand.is_busy(fault):
+                    group.create_task(self._do(hand, fault))
+                    await asyncio.sleep(fault.pause_s)
+
+    async def _do(self, hand: Hand, fault: Any) -> None:
+        done = Done(fault, self.oracle.now())
+        self.done.append(done)
+        await hand.do(fault)
+        done.ended_s = self.oracle.now()
+
+    async def _sample(self) -> None:
+        while True:
+            for name, process in self.fleet.processes.items():
+                with contextlib.suppress(psutil.Error, AssertionError):
+                    seen = psutil.Process(process.pid)
+                    sample = (self.oracle.now(), seen.memory_info().rss, seen.num_fds())
+                    self.samples.setdefault(f"{name}/{process.lives}", []).append(sample)
+            await asyncio.sleep(SAMPLE_S)
+
+    def _judge(self) -> dict[str, Any]:
+        bad = [e for e in self.oracle.ended if e.how != "ok"]
+        recover = [self._recovery(done, bad) for done in self.done]
+        unexcused = [e for e in bad if not self._excused(e)]
+        return {
+            "faults": len(self.done),
+            "by_kind": dict(sorted(Counter(d.fault.kind for d in self.done).items())),
+            "requests": len(self.oracle.ended),
+            "wrong": sum(e.how == "wrong" for e in bad),
+            "hung": sum(e.how == "hung" for e in bad),
+            "errors": dict(Counter(e.how for e in bad)),
+            "errors_without_a_fault": [f"{e.began_s:.1f} s {e.how}" for e in unexcused[:20]],
+            "recover_s": {
+                "p50": round(statistics.median(recover), 2) if recover else 0.0,
+                "max": round(max(recover, default=0.0), 2),
+            },
+            "slopes": self._slopes(),
+            "details": self.oracle.details[:10],
+        }
+
+    def _excused(self, request: Ended) -> bool:
+        """Whether a fault that clients may notice was going on, or just over."""
+        return request.how not in ("wrong", "hung") and any(
+            d.fault.kind in CLIENTS_NOTICE
+            and d.began_s <= request.ended_s
+            and request.began_s <= d.ended_s + GRACE_S
+            for d in self.done
+        )
+
+    def _recovery(self, done: Done, bad: list[Ended]) -> float:
+        """From the fault's beginning to the end of the last error near it; 0 if nobody noticed."""
+        near = [e for e in bad if done.began_s <= e.ended_s <= done.ended_s + GRACE_S]
+        return max((e.ended_s - done.began_s for e in near), default=0.0)
+
+    def _slopes(self) -> dict[str, list[float]]:
+        """Bytes and descriptors a minute, of lives of a minute and more, in their second half."""
+        slopes = {}
+        for life, samples in self.samples.items():
+            half = samples[len(samples) // 2 :]
+            if len(half) >= 8 and samples[-1][0] - samples[0][0] >= 60:
+                times = [s[0] / 60 for s in half]
+                slopes[life] = [
+                    round(statistics.linear_regression(times, [s[i] for s in half]).slope, 1)
+                    for i in (1, 2)
+                ]
+        return slopes
+
+    async def _books(self) -> dict[str, Any]:
+        """Each daemon's own proof, once nobody asks any more: conservation, and nothing held."""
+        found: dict[str, Any] = {}
+
+        async def at_rest() -> bool:
+            for name in self.fleet.node_names:
+                found[name] = await self.fleet.books(name)
+            return all(b["ok"] and not any(b["held"].values()) for b in found.values())
+
+        with contextlib.suppress(TimeoutError):
+            await until(at_rest, SETTLE_S)
+        return {"balanced": all(not any(b["held"].values()) and b["ok"] for b in found.values()),
+                **found}  # fmt: skip
+
+
+def failures(report: dict[str, Any]) -> list[str]:
+    """What must not be, in words."""
+    wrong = [
+        key for key in ("wrong", "hung", "errors_without_a_fault", "left_behind") if report[key]
+    ]
+    wrong += ["exit_codes"] if report["exit_codes"] else []
+    wrong += ["tracebacks_in"] if report["tracebacks_in"] else []
+    wrong += [] if report["hit_rate_returned"] else ["hit_rate_returned"]
+    return wrong + ([] if report["books"]["balanced"] else ["books"])
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"chaos: {text}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (
+        ("seed", 1),
+        ("seconds", 60),
+        ("faults", 0),
+        ("nodes", 4),
+        ("routers", 2),
+        ("clients", 4),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    report = asyncio.run(Chaos(parser.parse_args()).run())
+    report["failed"] = failures(report)
+    sys.stdout.write(json.dumps(report) + "\n")
+    sys.exit(1 if report["failed"] else 0)
+
+
+if __name__ == "__main__":
+    main()

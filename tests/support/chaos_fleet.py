@@ -1,0 +1,225 @@
+"""The processes of a chaos run: Redis, daemons, engines, routers, and a proxy on every link."""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from chats import write_model
+from eventually import until
+from link_proxy import LinkProxy
+from upstreams import SECRET
+
+from prefixfleet.cluster.leash import leashed
+from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
+from prefixfleet.cluster.ports import hold_port
+from prefixfleet.store.redis_server import RedisServer
+
+SCRIPTS = Path(__file__).parents[1] / "chaos"
+POOL_BYTES = 1 << 20
+UP_S = 120.0
+STOP_S = 30.0
+
+
+class Process:
+    """One process that can be killed, frozen and started again, on the same port as before."""
+
+    def __init__(self, name: str, command: list[str], environ: dict[str, str], log: Path) -> None:
+        self.name = name
+        self._command = leashed(command)
+        self._environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
+        self._log = log
+        self._process: asyncio.subprocess.Process | None = None
+        self.lives = 0
+        self.unexpected = 0  # ends that nobody asked for
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
+    async def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                *self._command, env=self._environ, stdout=log, stderr=log
+            )
+        self.lives += 1
+
+    def send(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    async def kill(self) -> None:
+        self.send(signal.SIGKILL)
+        assert self._process is not None
+        await self._process.wait()
+
+    async def stop(self) -> int:
+        """Ask it to end; its exit status, or -9 if it had to be killed."""
+        assert self._process is not None
+        self.send(signal.SIGCONT)
+        self.send(signal.SIGTERM)
+        try:
+            return await asyncio.wait_for(self._process.wait(), STOP_S)
+        except TimeoutError:
+            await self.kill()
+            return -9
+
+
+class ChaosFleet:
+    """Owned by the driver's event loop. `open` returns when every process was started once."""
+
+    def __init__(self, nodes: int, routers: int) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="pfc-"))
+        self.fleet = f"chaos-{secrets.token_hex(4)}"
+        self.node_names = [f"n{i}" for i in range(nodes)]
+        self.router_names = [f"r{i}" for i in range(routers)]
+        self.processes: dict[str, Process] = {}
+        self.proxies: dict[str, LinkProxy] = {}
+        self.ports: dict[str, int] = {}
+        self._held: list[Any] = []
+        self._password = secrets.token_hex(8)
+
+    async def open(self) -> None:
+        (self.folder / "secret").write_bytes(SECRET)
+        self._model = write_model(self.folder / "model")
+        self.redis = RedisServer.start(self.folder / "redis", password=self._password)
+        self.redis_port = int(self.redis.url.rsplit(":", 1)[1].split("/")[0])
+        for name in self.node_names:
+            await self._add_node(name)
+        for name in self.router_names:
+            await self._add_router(name)
+        for process in self.processes.values():
+            await process.start()
+
+    def router_urls(self) -> list[str]:
+        return [f"http://127.0.0.1:{self.ports[name]}" for name in self.router_names]
+
+    def restart_redis(self) -> None:
+        """kill -9, and an empty one in its place."""
+        os.kill(self.redis.pid, signal.SIGKILL)
+        self.redis.stop()
+        self.redis = RedisServer.start(
+            self.folder / "redis", password=self._password, port=self.redis_port
+        )
+
+    async def until_up(self, name: str) -> None:
+        """Until the process listens, which takes seconds on a busy machine."""
+
+        async def listens() -> bool:
+            try:
+                if name in self.ports:
+                    _, writer = await asyncio.open_connection("127.0.0.1", self.ports[name])
+                else:
+                    _, writer = await asyncio.open_unix_connection(self.folder / f"{name}.sock")
+            except OSError:
+                return False
+            writer.close()
+            return True
+
+        await until(listens, UP_S)
+
+    def pool_file(self, node: str) -> Path:
+        return SHARED_MEMORY / f"{pool_prefix(self.folder)}{node}"
+
+    async def books(self, node: str) -> dict[str, Any]:
+        """What a daemon proves of itself now."""
+        path = self.folder / f"{node}.check"
+        path.unlink(missing_ok=True)
+        self.processes[node].send(signal.SIGUSR1)
+        await until(path.exists, 60)
+        found: dict[str, Any] = json.loads(path.read_text())
+        return found
+
+    async def close(self) -> dict[str, Any]:
+        """End everything; what was left behind, which should be nothing."""
+        codes = {}
+        for name, process in reversed(self.processes.items()):
+            if process.running:
+                codes[name] = await process.stop()
+        for proxy in self.proxies.values():
+            await proxy.close()
+        self.redis.stop()
+        for held in self._held:
+            held.close()
+        left = [str(p) for p in SHARED_MEMORY.glob(f"{pool_prefix(self.folder)}*")]
+        left += [str(p) for p in self.folder.glob("*.sock")]
+        logs = {p.name: p.read_text(errors="replace") for p in self.folder.glob("*.log")}
+        faults = [name for name, text in logs.items() if "Traceback (most recent call" in text]
+        if not (left or faults):
+            shutil.rmtree(self.folder)
+        return {
+            "left_behind": left,
+            "tracebacks_in": faults,
+            "exit_codes": {name: code for name, code in codes.items() if code not in (0, -15)},
+        }
+
+    async def _add_node(self, name: str) -> None:
+        port_file = self.folder / f"{name}.port"
+        peer = await self._proxy(f"peer:{name}", lambda: int(port_file.read_text()))
+        redis = await self._redis_proxy(name)
+        environ = {
+            **self._environ(redis),
+            "PREFIXFLEET_NODE_NAME": name,
+            "PREFIXFLEET_NODE_RUNTIME_DIR": str(self.folder),
+            "PREFIXFLEET_NODE_POOL_BYTES": str(POOL_BYTES),
+        }
+        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer)], environ)
+        engine = f"e{name[1:]}"
+        port = self._port(engine)
+        http = await self._proxy(f"http:{engine}", lambda: port)
+        self._process(
+            engine,
+            [
+                *(str(SCRIPTS / "engine.py"), engine, name, str(self.folder / f"{name}.sock")),
+                *(str(self._model), self._redis_url(redis), self.fleet, str(port)),
+                f"http://127.0.0.1:{http}",
+            ],
+            {},
+        )
+
+    async def _add_router(self, name: str) -> None:
+        redis = await self._redis_proxy(name)
+        environ = self._environ(redis) | {"PREFIXFLEET_ROUTER_PORT": str(self._port(name))}
+        self._process(name, ["-m", "prefixfleet.router"], environ)
+
+    def _process(self, name: str, command: list[str], environ: dict[str, str]) -> None:
+        self.processes[name] = Process(
+            name, [sys.executable, *command], environ, self.folder / f"{name}.log"
+        )
+
+    def _environ(self, redis: int) -> dict[str, str]:
+        return {
+            "PREFIXFLEET_FLEET": self.fleet,
+            "PREFIXFLEET_REDIS_URL": self._redis_url(redis),
+            "PREFIXFLEET_SECRET_FILE": str(self.folder / "secret"),
+        }
+
+    def _redis_url(self, port: int) -> str:
+        return f"redis://:{self._password}@127.0.0.1:{port}/0"
+
+    def _port(self, name: str) -> int:
+        held = hold_port("127.0.0.1")
+        self._held.append(held)
+        self.ports[name] = port = held.getsockname()[1]
+        return int(port)
+
+    async def _redis_proxy(self, name: str) -> int:
+        return await self._proxy(f"redis:{name}", lambda: self.redis_port)
+
+    async def _proxy(self, name: str, target: Callable[[], int]) -> int:
+        proxy = await LinkProxy(target).open()
+        self.proxies[name] = proxy
+        return proxy.port

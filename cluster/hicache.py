@@ -135,4 +135,5 @@ def _writer(pool: HostPool, index: int) -> Write:
 def _bytes_of(page: torch.Tensor) -> memoryview:
     """The page's memory; a view, so that a load writes into the tensor."""
     flat = page.contiguous().view(torch.uint8).flatten()
-    return memoryview(flat.numpy())
+    view: Any = flat.numpy()  # an array is a buffer, though its type does not say so
+    return memoryview(view)

@@ -36,7 +36,7 @@ from prefixfleet.store.slot import SlotLayout
 START_S = 10.0
 
 
-class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc] - SGLang has no types here
+class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc]
     """One rank's storage. Made, and attached to its host pool, by SGLang's controller.
 
     Raises:

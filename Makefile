@@ -6,7 +6,8 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # quality.py takes an hour and is run by itself
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py)
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py router.py \
+	policies.py)
 
 .PHONY: setup demo test check bench chaos fuzz clean
 

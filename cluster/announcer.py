@@ -66,6 +66,11 @@ class Announcer:
         return self._member.epoch if self._member else 0
 
     @property
+    def member(self) -> Membership | None:
+        """The life that the index knows; None while there is none."""
+        return self._member if self._joined else None
+
+    @property
     def pending(self) -> int:
         """Blocks that are held and not in the index yet."""
         return len(self._pending)

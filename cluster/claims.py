@@ -20,6 +20,7 @@ EARLY_HOLD_S = 30.0
 MAX_EARLY = 1024
 """Hints that may wait for their engine; one more is refused."""
 
+Bring = Callable[[Sequence[BlockHash], float], Awaitable[None]]
 Fetch = Callable[[Sequence[BlockHash], PullPlan, float], Awaitable[PullResult]]
 
 
@@ -55,11 +56,15 @@ class _Claim:
 class Claims:
     """Pins by (session, request), and prefetches that wait for theirs.
 
-    Owned by the daemon's event loop. ``fetch`` brings blocks of a plan here and never fails.
+    Owned by the daemon's event loop. ``bring`` has what this node keeps elsewhere of a chain in
+    the pool by a deadline, ``fetch`` brings blocks of a plan here; neither fails.
     """
 
-    def __init__(self, pool: SlotPool, fetch: Fetch, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, pool: SlotPool, bring: Bring, fetch: Fetch, *, clock: Callable[[], float]
+    ) -> None:
         self._pool = pool
+        self._bring = bring
         self._fetch = fetch
         self._clock = clock
         self._held: dict[tuple[int, str], _Claim] = {}
@@ -130,15 +135,14 @@ class Claims:
     async def _take(
         self, chain: Sequence[BlockHash], plan: PullPlan | None, deadline: float
     ) -> _Claim:
-        pin = self._pool.pin(chain)
-        hint = plan.request if plan else ""
-        if plan is None or not plan.source or len(pin.hashes) >= min(plan.blocks, len(chain)):
-            return _Claim(pin, PullResult(), hint)
-        try:
-            pulled = await self._fetch(chain, plan, deadline)
-            return _Claim(self._pool.pin(chain), pulled, hint)
-        finally:
-            pin.release()
+        pulled = PullResult()
+        with self._pool.pin(chain):
+            await self._bring(chain, deadline)
+            with self._pool.pin(chain, used=False) as here:
+                if plan and plan.source and len(here.hashes) < min(plan.blocks, len(chain)):
+                    pulled = await self._fetch(chain, plan, deadline)
+                pin = self._pool.pin(chain, used=False)
+        return _Claim(pin, pulled, plan.request if plan else "")
 
     async def _join(
         self, early: "asyncio.Task[_Claim]", chain: Sequence[BlockHash], deadline: float

@@ -38,7 +38,7 @@ console = Console(stderr=True)
 
 def up(options: argparse.Namespace) -> int:
     """Start a fleet; serve until told to stop, or leave it running with ``--detach``."""
-    _check_model(options.model)
+    _check_models(options.model)
     directory = _directory()
     directory.create()
     if options.detach:
@@ -65,11 +65,14 @@ def _wish(options: argparse.Namespace) -> "Wish":
     from prefixfleet.cluster.model import default_cache_dir, demo_model
     from prefixfleet.cluster.up import Wish
 
-    model = options.model or demo_model(default_cache_dir(), _say)
+    models = options.model or [demo_model(default_cache_dir(), _say)]
+    if len(models) > options.nodes:
+        raise ConfigError(f"--model: got {len(models)} models for {options.nodes} nodes: one each")
     fleet = FleetSettings.read().fleet
     return Wish(
-        fleet=fleet, nodes=options.nodes, model=Path(model).absolute(),
+        fleet=fleet, nodes=options.nodes, models=tuple(Path(m).absolute() for m in models),
         redis_url=options.redis or os.environ.get(REDIS_VARIABLE, ""), port=options.port,
+        encoding=options.encoding or "",
     )  # fmt: skip
 
 
@@ -115,7 +118,8 @@ def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunSt
 
 def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["--nodes", str(options.nodes), "--port", str(options.port)]
-    return arguments + (["--model", str(options.model)] if options.model else [])
+    arguments += ["--encoding", options.encoding] if options.encoding else []
+    return arguments + [word for model in options.model for word in ("--model", str(model))]
 
 
 def down(options: argparse.Namespace) -> int:
@@ -144,7 +148,7 @@ def status(options: argparse.Namespace) -> int:
     """Show what runs."""
     from prefixfleet.cluster.status import read_status, show_status
 
-    found = asyncio.run(read_status(_directory()))
+    found = asyncio.run(read_status(_directory(), options.endpoint))
     if options.json:
         sys.stdout.write(json.dumps(found) + "\n")
     else:
@@ -155,7 +159,7 @@ def status(options: argparse.Namespace) -> int:
 def demo(options: argparse.Namespace) -> int:
     """Start a fleet of two, show what sharing gains, and stop it; 1 if any answer differs."""
     started = time.monotonic()
-    _check_model(options.model)
+    _check_models(options.model)
     directory = StateHome.of_user().fleet(f"demo-{os.getpid()}")
     directory.create()
     directory.lock()
@@ -177,7 +181,7 @@ async def _demo(directory: RunDir, options: argparse.Namespace, started: float) 
     from prefixfleet.store.registry import WorkerRegistry
 
     stop = _stop_event()
-    options.nodes, options.redis, options.port = 2, None, 0
+    options.nodes, options.redis, options.port, options.encoding = 2, None, 0, None
     wish = await asyncio.to_thread(_wish, options)
     async with Supervisor(wish, directory, _say) as fleet:
         index = RedisIndex(fleet.state.redis_url, wish.fleet)
@@ -208,9 +212,9 @@ def pass_on(module: str, arguments: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", module, *arguments])
 
 
-def _check_model(folder: Path | None) -> None:
+def _check_models(folders: Sequence[Path]) -> None:
     try:
-        if folder is not None:
+        for folder in folders:
             check_model(folder)
     except ValueError as error:
         raise ConfigError(f"--model: {error}") from None

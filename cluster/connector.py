@@ -3,14 +3,15 @@
     --kv-transfer-config '{"kv_connector": "PrefixfleetConnector",
         "kv_connector_module_path": "prefixfleet.cluster.connector", "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": {"socket": "/run/.../node.sock", "engine": "name"}}'
+        "kv_connector_extra_config": {"socket": "/run/.../node.sock", "engine": "name",
+            "encoding": "exact"}}'
 
 vLLM makes one in its scheduler and one in each worker. Loads and saves are asynchronous and a
 best effort: whatever fails is computed, and what cannot be saved is a later miss.
 """
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,12 +26,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from prefixfleet.cluster.connector_identity import AdapterDigests, check_supported, read_namespace
+from prefixfleet.cluster.connector_identity import (
+    AdapterDigests,
+    block_content,
+    check_supported,
+    read_namespace,
+)
 from prefixfleet.cluster.connector_metrics import ConnectorMetrics, ConnectorStats
 from prefixfleet.cluster.connector_records import Handshake, Step
 from prefixfleet.cluster.connector_scheduler import SchedulerHalf
 from prefixfleet.cluster.connector_worker import WorkerHalf
 from prefixfleet.cluster.model import default_cache_dir
+from prefixfleet.kernels.encoding import encoding_of
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.store.errors import ConfigError
 
@@ -62,7 +69,8 @@ class PrefixfleetConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         check_supported(vllm_config, kv_cache_config)
-        socket, engine = _read_settings(self._kv_transfer_config.kv_connector_extra_config)
+        extra = self._kv_transfer_config.kv_connector_extra_config
+        socket, engine, self._encoding = _read_settings(extra)
         self._handshake: Handshake | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
@@ -136,10 +144,12 @@ class PrefixfleetConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         try:
-            layout = PagedLayout.from_tensors(kv_caches)
+            content = block_content(self._vllm_config, kv_caches, self._encoding)
+            layout = PagedLayout.from_tensors(kv_caches, content=content)
             namespace = read_namespace(
                 self._vllm_config, self._kv_cache_config, kv_caches, layout, default_cache_dir()
             )
+            namespace = replace(namespace, encoding=self._encoding)
             rank = get_tensor_model_parallel_rank()
             payload_bytes = self._worker.open(rank, kv_caches, layout, namespace)
         except ValueError as error:
@@ -190,12 +200,17 @@ class PrefixfleetConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         return step
 
 
-def _read_settings(extra: dict[str, Any]) -> tuple[Path, str]:
-    expected = {"socket", "engine"}
-    values = {name: value for name, value in extra.items() if value and isinstance(value, str)}
-    if set(extra) != expected or set(values) != expected:
+def _read_settings(extra: dict[str, Any]) -> tuple[Path, str, str]:
+    values = {"encoding": "exact"} | extra
+    is_text = all(value and isinstance(value, str) for value in values.values())
+    if set(values) != {"socket", "engine", "encoding"} or not is_text:
         raise ConfigError(
             f"kv_connector_extra_config: got {extra}, expected the texts 'socket' (the node "
-            "daemon's Unix socket) and 'engine' (a name for this engine), and nothing else"
+            "daemon's Unix socket), 'engine' (a name for this engine), 'encoding' (of blocks, if "
+            "not 'exact') and nothing else"
         )
-    return Path(values["socket"]), values["engine"]
+    try:
+        encoding_of(values["encoding"])
+    except ValueError as error:
+        raise ConfigError(f"kv_connector_extra_config: {error}") from None
+    return Path(values["socket"]), values["engine"], values["encoding"]

@@ -70,6 +70,7 @@ class Copier:
         self._loaded: list[LoadDone] = []
         self._saved: list[SaveDone] = []
         self._closing = False
+        self._said_unstorable = False  # of the thread
 
     def start(self) -> None:
         """Begin to copy what is queued."""
@@ -126,7 +127,7 @@ class Copier:
             if isinstance(job, Load):
                 self._end_load(LoadDone(job, self._load(job)))
             else:
-                self._end_batch(job, more=self._save_batch(job))
+                self._end_batch(job, kept=self._save_batch(job))
 
     def _next(self) -> Load | _SaveJob | None:
         with self._changed:
@@ -163,35 +164,53 @@ class Copier:
                 return i
         return len(batch)
 
-    def _save_batch(self, job: _SaveJob) -> bool:
-        """Copy the first blocks of a save; whether the rest is worth trying."""
+    def _save_batch(self, job: _SaveJob) -> int:
+        """Copy the first blocks of a save; how many are in the pool, or need not be.
+
+        Fewer than a batch: the rest is not worth trying.
+        """
         batch = job.save.blocks[:BATCH_BLOCKS]
         blocks = [block for block, _ in batch]
         try:
             slots = self._pool.reserve(job.save.parent, blocks)
         except FleetError as error:
             _log(error, f"{len(job.save.blocks)} blocks are not saved")
-            return False
+            return 0
         written = [(b, slot, i) for (b, i), slot in zip(batch, slots, strict=True) if slot >= 0]
         try:
-            return not written or self._write_slots(job, written)
+            lost = self._write_slots(job, written) if written else []
+            return blocks.index(lost[0]) if lost else len(batch)
         except FleetError as error:
             _log(error, f"{len(job.save.blocks)} blocks are not saved")
         except Exception:  # the engine waits for this save; it must hear of its end
             log.exception("prefixfleet: save failed")
         self._give_back("abandon", [block for block, *_ in written])
-        return False
+        return 0
 
-    def _write_slots(self, job: _SaveJob, written: list[tuple[BlockHash, int, int]]) -> bool:
+    def _write_slots(
+        self, job: _SaveJob, written: list[tuple[BlockHash, int, int]]
+    ) -> list[BlockHash]:
+        """Those of ``written``, its last ones, that are not in the pool after all."""
         targets = [self._pool.payload(slot) for _, slot, _ in written]
         self._paged.read([block_id for *_, block_id in written], targets, job.after)
         with self._changed:
             cancelled = job.save.number in self._cancelled
-        if cancelled:  # the engine may have written into what was read
-            self._give_back("abandon", [block for block, *_ in written])
-            return False
-        self._pool.commit([(block, slot) for block, slot, _ in written])
-        return True
+        # cancelled: the engine may have written into what was read
+        good = 0 if cancelled else self._leading_storable(targets)
+        if good:
+            self._pool.commit([(block, slot) for block, slot, _ in written[:good]])
+        if lost := [block for block, *_ in written[good:]]:
+            self._give_back("abandon", lost)
+        return lost
+
+    def _leading_storable(self, payloads: Sequence[memoryview]) -> int:
+        wrong = (i for i, p in enumerate(payloads) if not self._paged.is_storable(p))
+        good = next(wrong, len(payloads))
+        if good < len(payloads):
+            level = logging.DEBUG if self._said_unstorable else logging.WARNING
+            self._said_unstorable = True
+            log.log(level, "prefixfleet: a block has values that 8 bits cannot hold; not saved")
+        return good
 
     def _give_back(self, op: Literal["abandon", "discard"], blocks: Sequence[BlockHash]) -> None:
         try:
@@ -205,17 +224,17 @@ class Copier:
             self._open_loads -= 1
             self._changed.notify_all()
 
-    def _end_batch(self, job: _SaveJob, *, more: bool) -> None:
+    def _end_batch(self, job: _SaveJob, *, kept: int) -> None:
         """Put the rest of a save back in front, or report that the save is over."""
-        save, rest = job.save, job.save.blocks[BATCH_BLOCKS:]
+        save, rest = job.save, job.save.blocks[kept:]
         with self._changed:
-            if more and rest and save.number not in self._cancelled:
-                parent = save.blocks[BATCH_BLOCKS - 1][0]
+            if kept == BATCH_BLOCKS and rest and save.number not in self._cancelled:
+                parent = save.blocks[kept - 1][0]
                 self._saves.appendleft(replace(job, save=replace(save, parent=parent, blocks=rest)))
                 return
             self._open_saves.discard(save.number)
             self._cancelled.discard(save.number)
-            self._saved.append(SaveDone(save, len(rest if more else save.blocks)))
+            self._saved.append(SaveDone(save, len(rest)))
             self._changed.notify_all()
 
 

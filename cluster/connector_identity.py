@@ -20,7 +20,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from prefixfleet.cluster.weights import weights_digest
-from prefixfleet.kernels.paged import PagedLayout
+from prefixfleet.kernels.paged import Content, PagedLayout
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.namespace import Namespace
 
@@ -36,6 +36,15 @@ WHOLE_PREFIX_SPECS = (FullAttentionSpec, MLAAttentionSpec)
 DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 ROPE_BY_POSITION = ("default", "linear", "yarn", "llama3")
 """Others choose their factors by the longest context that the engine was started for."""
+
+CONTENT_OF_KERNEL = {
+    "vec": Content.KEYS_TRANSPOSED,  # the CPU's; its kernels for AMX and NEON pack otherwise
+    "FLASH_ATTN": Content.PLAIN,
+    "FLASHINFER": Content.PLAIN,
+    "TRITON_ATTN": Content.PLAIN,
+    "FLASHMLA": Content.LATENT,
+    "TRITON_MLA": Content.LATENT,
+}
 
 
 def check_supported(config: "VllmConfig", kv_config: "KVCacheConfig") -> None:
@@ -95,6 +104,26 @@ def read_namespace(
         isa=_attention_kernel(config, caches),
         tensor_parallel=config.parallel_config.tensor_parallel_size,
     )
+
+
+def block_content(
+    config: "VllmConfig", caches: Mapping[str, torch.Tensor], encoding: str
+) -> Content:
+    """What an encoding must know of the elements: nothing for exact bytes, else K from V.
+
+    Raises:
+        ConfigError: the engine's attention kernel packs them in a way that is not known here.
+    """
+    if encoding == "exact":
+        return Content.OPAQUE
+    kernel = _attention_kernel(config, caches)
+    if kernel not in CONTENT_OF_KERNEL:
+        raise ConfigError(
+            f"encoding {encoding!r}: got attention kernel {kernel!r}, expected one of "
+            f"{', '.join(CONTENT_OF_KERNEL)}, whose order of K and V is known; set the encoding "
+            "to 'exact' (PREFIXFLEET_WORKER_ENCODING)"
+        )
+    return CONTENT_OF_KERNEL[kernel]
 
 
 class AdapterDigests:

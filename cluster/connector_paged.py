@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
+from prefixfleet.kernels.encoding import is_storable
 from prefixfleet.kernels.mover import mover_for
 from prefixfleet.kernels.paged import PagedLayout
 
@@ -25,9 +26,15 @@ class PagedKv:
     """
 
     def __init__(
-        self, caches: Mapping[str, torch.Tensor], layout: PagedLayout, *, batch: int
+        self,
+        caches: Mapping[str, torch.Tensor],
+        layout: PagedLayout,
+        encoding: str = "exact",
+        *,
+        batch: int,
     ) -> None:
-        self._mover = mover_for(caches, layout)
+        self._mover = mover_for(caches, layout, encoding)
+        self._encoding = encoding
         self.payload_bytes = self._mover.payload_bytes
         self._device = next(iter(caches.values())).device
         self._stream: torch.cuda.Stream | None = None
@@ -61,8 +68,14 @@ class PagedKv:
             for row, target in zip(rows, targets, strict=True):
                 torch.frombuffer(target, dtype=torch.uint8).copy_(row)
 
+    def is_storable(self, payload: memoryview) -> bool:
+        """Whether what `read` copied is the block; 8 bits cannot hold one that is not finite."""
+        return is_storable(payload, self._encoding)
+
     def write(self, block_ids: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
-        """Copy blocks in. Raises `ValueError` for an id or a size that does not fit."""
+        """Copy blocks in. Raises `ValueError` for an id, a size or a payload that does not fit;
+        nothing is written then.
+        """
         if self._stream is None:
             self._mover.scatter(block_ids, sources)
             return

@@ -51,7 +51,7 @@ class WorkerHalf:
         Raises `ValueError` if nothing can copy blocks of these tensors.
         """
         self._rank = rank
-        self._paged = PagedKv(caches, layout, batch=BATCH_BLOCKS)
+        self._paged = PagedKv(caches, layout, namespace.encoding, batch=BATCH_BLOCKS)
         self._namespace = namespace
         self._start_copier()
         return self._paged.payload_bytes

@@ -29,6 +29,7 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
         "kv_connector_extra_config": {
             "socket": str(settings.socket_path),
             "engine": settings.name,
+            "encoding": settings.encoding,
         },
     }
     # the module and not `vllm serve`, which wants a distribution of the name "vllm"

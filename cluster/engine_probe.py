@@ -9,6 +9,7 @@ import uuid
 from pathlib import Path
 
 import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from prefixfleet.store.errors import ConfigError
 
@@ -17,6 +18,7 @@ POLL_S = 0.25
 PROMPT_S = 120.0
 """The longest one measuring prompt may take."""
 MEASURED_TOKENS = 1024
+IN_FLIGHT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 
 
 class EngineProbe:
@@ -43,6 +45,28 @@ class EngineProbe:
         while not up:
             await asyncio.sleep(POLL_S)
             up = await self.healthy()
+
+    async def in_flight(self) -> int:
+        """Requests that it computes or that wait in it; 0 if it does not answer: then none can end.
+
+        Raises:
+            ConfigError: its ``/metrics`` do not say.
+        """
+        try:
+            async with self._session.get(
+                f"{self._url}/metrics", timeout=aiohttp.ClientTimeout(total=HEALTH_S)
+            ) as response:
+                text = await response.text()
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return 0
+        return in_flight_of(text)
+
+    async def wait_idle(self) -> None:
+        """Return when nothing is `in_flight`; bound this with a timeout of your own."""
+        busy = await self.in_flight()
+        while busy:
+            await asyncio.sleep(POLL_S)
+            busy = await self.in_flight()
 
     async def prefill_tokens_per_s(self, max_tokens: int) -> float:
         """Speed of computing a prompt of real text that nothing has cached, after a warm-up.
@@ -78,6 +102,20 @@ class EngineProbe:
         if usage is None:
             raise ConfigError(f"{self._url}: status {response.status} for a prompt: {answer}")
         return int(usage["prompt_tokens"]), time.monotonic() - started
+
+
+def in_flight_of(metrics: str) -> int:
+    """Requests in an engine, by what its ``/metrics`` say. Raises `ConfigError` if they do not."""
+    found: dict[str, float] = {}
+    try:
+        for family in text_string_to_metric_families(metrics):
+            for sample in family.samples:
+                found[sample.name] = found.get(sample.name, 0.0) + sample.value
+        return int(sum(found[name] for name in IN_FLIGHT))
+    except (ValueError, KeyError) as error:
+        raise ConfigError(
+            f"the engine's /metrics: expected gauges {' and '.join(IN_FLIGHT)} ({error!r})"
+        ) from error
 
 
 def text_sample() -> str:

@@ -6,6 +6,7 @@ block, and it does not decide what is alive (leases in Redis do).
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import os
 import secrets
@@ -27,12 +28,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from prefixfleet.cluster.hosted import Hosted, Service
 from prefixfleet.cluster.services import node_service, worker_service
+from prefixfleet.cluster.settings import MAX_DRAIN_S
 from prefixfleet.store.errors import ConfigError, FleetError
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's least: no block and no prompt ever passes through it."""
 READY_S = 600.0
 STOP_S = 30.0
+STOP_LIMIT_S = STOP_S + MAX_DRAIN_S
+"""The longest an actor may take to stop: it knows itself how long it may drain."""
 LOG_BYTES = 10 << 20
 _RESTART_PAUSE_S = 1.0
 
@@ -59,8 +63,8 @@ class HostActor:
         return self._hosted.ready.result(READY_S)
 
     def stop(self) -> bool:
-        """End it in order; whether it did."""
-        return self._hosted.stop(STOP_S)
+        """End it in order, a worker after it has drained; whether it did."""
+        return self._hosted.stop(STOP_LIMIT_S)
 
 
 class RayFleet:
@@ -74,6 +78,7 @@ class RayFleet:
         self._runtime_dir = runtime_dir
         self._logs = logs
         self._actors: dict[str, Any] = {}
+        self._lives = itertools.count()
 
     async def __aenter__(self) -> "RayFleet":
         starting = asyncio.create_task(asyncio.to_thread(self._init))
@@ -99,7 +104,7 @@ class RayFleet:
         places = [node["NodeID"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
         place = places[len([n for n in self._actors if n.startswith(kind)]) % len(places)]
         actor: Any = ray.remote(HostActor).options(  # Ray's handles have no types
-            name=f"{kind}-{name}",
+            name=f"{kind}-{name}-{next(self._lives)}",  # Ray frees a killed actor's name late
             lifetime="detached",  # Ray starts it again without asking whoever started it
             num_cpus=0,
             max_restarts=-1,
@@ -111,23 +116,29 @@ class RayFleet:
         self._actors[f"{kind}-{name}"] = handle
         try:
             described: dict[str, Any] = await handle.ready.remote()
+            return described
         except RayTaskError as error:
             cause = error.cause if isinstance(error.cause, FleetError) else error
-            raise ConfigError(f"{kind} {name}: {cause}") from error
-        except RayActorError as error:
-            raise ConfigError(
-                f"{kind} {name}: its process ended; see {self._logs}/{kind}-{name}.log"
-            ) from error
-        return described
+            why = ConfigError(f"{kind} {name}: {cause}")
+        except RayActorError:
+            log = f"{self._logs}/{kind}-{name}.log"
+            why = ConfigError(f"{kind} {name}: its process ended; see {log}")
+        await self.stop(kind, name)
+        raise why
+
+    async def stop(self, kind: str, name: str) -> None:
+        """End one actor, in order where it answers; one that is not there is ignored."""
+        if (actor := self._actors.pop(f"{kind}-{name}", None)) is not None:
+            await self._stop(actor)
 
     async def stop_all(self, kind: str) -> None:
         """End every actor of a kind, in order where it answers."""
-        names = [name for name in self._actors if name.startswith(kind)]
-        await asyncio.gather(*(self._stop(self._actors.pop(name)) for name in names))
+        names = [name.removeprefix(f"{kind}-") for name in self._actors if name.startswith(kind)]
+        await asyncio.gather(*(self.stop(kind, name) for name in names))
 
     async def _stop(self, actor: Any) -> None:  # noqa: ANN401 - Ray's handles have no type
         with contextlib.suppress(RayActorError, RayTaskError, TimeoutError):
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(STOP_LIMIT_S):
                 await actor.stop.remote()
         ray.kill(actor, no_restart=True)
 

@@ -10,13 +10,17 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Coroutine, Iterable, Iterator
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
+from prefixfleet.cluster.disk import disk_folder, open_tier
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
@@ -29,9 +33,11 @@ from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
 from prefixfleet.store.index import PrefixIndex
+from prefixfleet.store.keep import Keep
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
+from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
@@ -54,14 +60,16 @@ class NodeDaemon:
         self.stats = NodeStats()
         self.url = ""
         self._secret = secret
-        self._secret = secret
         self._index = index
         self._links = links
         self._pool: _OpenPool | None = None
+        self._disk: Path | None = None
+        self._disk_fault = ""
         self._opening = asyncio.Lock()
         self._loops: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
         self._peers = PeerBook(index.members, clock=time.monotonic)
+        self._holders = Holders(index.match, self._peers, settings.name)
         self._announcer = Announcer(
             index,
             record=self.record,
@@ -73,11 +81,18 @@ class NodeDaemon:
         self._engines = EngineServer(
             settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
         )
-        self._http = NodeHttp(key=prefetch_key(secret), status=self.status, prefetch=self._prefetch)
+        self._http = NodeHttp(
+            secret=secret,
+            status=self.status,
+            prefetch=self._prefetch,
+            hand_over=self.hand_over,
+            keep=self._keep,
+        )
 
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._stack.enter_context(_only_daemon(self.settings))
+            self._disk = self._stack.enter_context(disk_folder(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
             self._stack.push_async_callback(self._close_pool)
@@ -108,6 +123,18 @@ class NodeDaemon:
         finally:
             stopping.cancel()
 
+    async def hand_over(self, within_s: float) -> HandedOver:
+        """Let peers pull what only this node has; the node serves on meanwhile."""
+        deadline = asyncio.get_running_loop().time() + within_s
+        if self._pool is None or (member := self._announcer.member) is None:
+            return HandedOver(0, 0)
+        pool, digest = self._pool.host.pool, self._pool.host.kind.digest
+        leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+        chains = list(pool.chains())
+        done = await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+        log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
+        return done
+
     def record(self) -> NodeRecord:
         """What the fleet is told of this node."""
         return NodeRecord(
@@ -122,11 +149,11 @@ class NodeDaemon:
         """How the node stands: names, and numbers in the leaves."""
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
-            "tiers": {"dram": self._pool.tier()} if self._pool else {},
-            "links": self._pool.measured() if self._pool else {},
-            "lanes": dict(self._pool.puller.lanes) if self._pool else {},
+            "tiers": self._pool.tiers() if self._pool else {},
+            "links": self._pool.puller.paths.report() if self._pool else {},
+            "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers(),
+            "counters": self.stats.numbers() | self._sources(),
             "cache": cache.numbers() if cache else NO_CACHE,
             "index": {
                 "epoch": announcer.epoch,
@@ -135,6 +162,7 @@ class NodeDaemon:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
             "refused_engines": self._engines.refused,
@@ -163,6 +191,7 @@ class NodeDaemon:
                 opened = await self._open_pool(kind)
                 opened.host.server.epoch = self._announcer.epoch  # it may have joined meanwhile
                 self._pool = opened
+                self._announcer.publish(self._resident())  # what the disk kept
                 self._announcer.refresh()
         host = self._pool.host
         host.check_same(kind)
@@ -184,10 +213,13 @@ class NodeDaemon:
             SHARED_MEMORY / f"{pool_prefix(folder)}{name}",
             self.settings.pool_bytes,
             node=name,
+            eviction=self.settings.eviction,
             on_corrupt=self._drop,
+            bring=self._bring,
         )
         try:
             await host.listen(list(self._links.by_name.values()), self.settings.host)
+            tier = await self._open_disk(kind)
         except BaseException:
             await host.close()
             raise
@@ -197,30 +229,53 @@ class NodeDaemon:
             kind.layout,
             links=self._links.by_name,
             forced=self._links.forced,
-            rdma=self._links.rdma,
         )
         cache = NodeCache(
             host.pool,
             kind.layout.shards,
+            tier,
+            slot=host.slot,
             peers=self._peers,
+            holders=self._holders,
             announcer=self._announcer,
             move=self._move,
             examine=host.examine,
             clock=time.monotonic,
         )
         self._start(cache.run())
+        self._start(puller.prober.run())
         return _OpenPool(host, cache, puller)
+
+    async def _open_disk(self, kind: Kind) -> SsdTier | None:
+        """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
+        if self._disk is None:
+            return None
+        try:
+            return await open_tier(self._disk, self.settings, kind, self._left_disk)
+        except ConfigError as error:
+            log.error("no disk tier: %s", error)
+            self._disk_fault = f"no disk tier: {error}"
+            return None
+
+    async def _left_disk(self, hashes: Sequence[BlockHash]) -> None:
+        assert self._pool is not None
+        await self._pool.cache.left_disk(hashes)
+
+    async def _bring(self, hashes: Sequence[BlockHash], within_s: float) -> None:
+        if self._pool is not None:
+            await self._pool.cache.offer(hashes, within_s)
 
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
         result = await self._pool.puller.pull(
-            pull.contacts,
+            pull.source.contacts,
             namespace=self._pool.host.kind.digest,
-            epoch=pull.plan.source_epoch,
+            epoch=pull.source.epoch,
             parent=pull.parent,
             hashes=pull.hashes,
             deadline=pull.deadline,
-            link=pull.plan.link or None,
+            link=pull.link or None,
+            others=pull.others,
         )
         self.stats.saw_pull(result)
         return result
@@ -231,22 +286,36 @@ class NodeDaemon:
             raise ProtocolError("prefetch: no engine of this namespace on this node")
         self._pool.cache.claims.start_early(hint.chain, hint.plan)
 
+    def _keep(self, wish: Keep) -> dict[str, int]:
+        if self._pool is None or wish.namespace != self._pool.host.kind.digest:
+            raise ProtocolError("keep: no engine of this namespace on this node")
+        retention = self._pool.cache.retention
+        return {"covered": retention.keep(wish.chain, wish.ttl_s)} | retention.stats()
+
     def _joined(self, epoch: int) -> None:
         if self._pool is not None:
             self._pool.host.server.epoch = epoch
 
     def _resident(self) -> Iterator[BlockHash]:
-        return (block for block, _ in self._pool.host.pool.resident()) if self._pool else iter(())
+        return self._pool.cache.resident() if self._pool else iter(())
 
     def _segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
-        return self._pool.host.pool.segments_of(hashes) if self._pool else {}
+        return self._pool.cache.segments(hashes) if self._pool else {}
 
     def _drop(self, block: BlockHash) -> None:
         assert self._pool is not None
         self._pool.cache.drop(block)
 
+    def _sources(self) -> dict[str, Any]:
+        puller = self._pool.puller if self._pool else None
+        return {
+            "failed_sources": dict(puller.paths.failed) if puller else {},
+            "probes": puller.prober.probes if puller else 0,
+        }
+
     def _degraded(self) -> list[str]:
-        return [self._announcer.degraded] if self._announcer.degraded else []
+        disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
+        return [why for why in (self._announcer.degraded, self._disk_fault, disk) if why]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
@@ -267,6 +336,8 @@ class NodeDaemon:
         if self._pool is not None:
             await self._pool.cache.close()
             await self._pool.puller.close()
+            if self._pool.cache.tier is not None:
+                await self._pool.cache.tier.close()
             await self._pool.host.close()
         for link in self._links.by_name.values():
             await link.close()
@@ -278,21 +349,15 @@ class _OpenPool:
     cache: NodeCache
     puller: Puller
 
-    def tier(self) -> dict[str, int]:
-        """Slots of the pool by what they are used for, and their size."""
-        size = self.host.kind.layout.slot_bytes
-        return asdict(self.host.pool.counts()) | {
-            "slots": self.host.pool.num_slots,
-            "slot_bytes": size,
-        }
-
-    def measured(self) -> dict[str, dict[str, Any]]:
-        """By source: the link used most, its speed, and all links; the router reads the speed."""
-        speeds = {}
-        for source, links in self.puller.estimates.as_dict().items():
-            name = max(links, key=lambda link: links[link]["pulls"])
-            speeds[source] = {"link": name, **links[name], "links": links}
-        return speeds
+    def tiers(self) -> dict[str, dict[str, Any]]:
+        """Slots of each tier by what they are used for, and their size."""
+        size = {"slot_bytes": self.host.kind.layout.slot_bytes}
+        slots = {"slots": self.host.pool.num_slots}
+        dram = asdict(self.host.pool.counts()) | slots | size | self.cache.room()
+        tiers: dict[str, dict[str, Any]] = {"dram": dram}
+        if self.cache.tier is not None:
+            tiers["ssd"] = self.cache.disk_numbers() | size
+        return tiers
 
 
 @contextlib.contextmanager

@@ -5,21 +5,27 @@ where the index lives.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
+from prefixfleet.cluster.demotion import Demotion
+from prefixfleet.cluster.evictions import Evictions
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.peer_book import PeerBook
+from prefixfleet.cluster.promotion import Promotion
 from prefixfleet.cluster.pulls import Pull, Pulls
 from prefixfleet.cluster.writes import Writes
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.pool import SlotPool, Victims
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
+from prefixfleet.store.retention import Retention
+from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import PullResult
 
-SPARE_SHARE = 32
-"""One slot in so many is kept free, so that a new block seldom waits for the index."""
-MAX_SPARE_SLOTS = 64
+EXPIRE_S = 1.0
 
 NO_CACHE = dict.fromkeys(
     (
@@ -27,6 +33,7 @@ NO_CACHE = dict.fromkeys(
         "evicted_blocks",
         "corrupt_blocks",
         "pool_full",
+        "not_admitted_blocks",
         "claims",
         "waiting_hints",
         "joined_hints",
@@ -39,34 +46,44 @@ NO_CACHE = dict.fromkeys(
 
 class NodeCache:
     """Owned by the daemon's event loop. ``move`` makes one pull into the pool and never raises.
-    ``examine`` looks at a block's bytes and calls `drop` if they are spoiled."""
+    ``examine`` looks at a block's bytes and calls `drop` if they are spoiled. ``tier`` is None
+    without a disk; ``slot`` gives the bytes of a slot of the pool."""
 
     def __init__(
         self,
         pool: SlotPool,
         shards: int,
+        tier: SsdTier | None,
         *,
+        slot: Callable[[int], memoryview],
         peers: PeerBook,
+        holders: Holders,
         announcer: Announcer,
         move: Callable[[Pull], Awaitable[PullResult]],
         examine: Callable[[BlockHash], None],
         clock: Callable[[], float],
     ) -> None:
         self.pool = pool
+        self.tier = tier
         self._announcer = announcer
         self._move = move
         self._examine = examine
         self._clock = clock
+        self._demotion = Demotion(pool, tier, slot, clock) if tier else None
+        self._evictions = Evictions(
+            pool, announcer, self._demotion, on_disk=self._on_disk, clock=clock
+        )
+        self._promotion = (
+            Promotion(pool, tier, slot, make_room=self._room_for, clock=clock) if tier else None
+        )
+        self.retention = Retention(pool, clock)
         self._writes = Writes(pool, shards)
-        self._pulls = Pulls(peers=peers, match=pool.match, move=self._pull, clock=clock)
-        self.claims = Claims(pool, self._pulls.fetch, clock=clock)
-        self._spare = min(MAX_SPARE_SLOTS, max(1, pool.num_slots // SPARE_SHARE))
-        self._low = asyncio.Event()
-        self._evictions: set[asyncio.Task[None]] = set()
-        self.evicted_blocks = 0
+        self._pulls = Pulls(
+            peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
+        )
+        self.claims = Claims(pool, self._bring, self._pulls.fetch, clock=clock)
         self.committed_blocks = 0
         self.corrupt_blocks = 0
-        self.full = 0
 
     async def prepare(
         self,
@@ -77,29 +94,33 @@ class NodeCache:
         budget_s: float,
     ) -> Prepared:
         """Pin the leading blocks of ``chain`` that are here, or come here within the budget."""
+        self.pool.observe(chain)
         deadline = self._clock() + min(budget_s, plan.budget_s if plan else budget_s)
         return await self.claims.claim((session, request), chain, plan, deadline)
 
     def release(self, session: int, request: str) -> None:
         """Unpin what `prepare` pinned."""
         self.claims.release((session, request))
+        self._let_go()
 
     async def reserve(
         self, session: int, rank: int, parent: BlockHash, hashes: Sequence[BlockHash]
     ) -> list[int]:
         """Slots for the blocks that follow ``parent``; -1: it is here already, or no room."""
         chain = [parent, *hashes] if parent else hashes
-        with self.pool.pin(chain) as here:  # else they may be what makes room
-            await self._make_room(len(chain) - len(here.hashes))
+        with self.pool.pin(chain, used=False):  # else they may be what makes room
+            missing = [block for block in hashes if not self.pool.knows(block)]
+            position = self.pool.position_after(parent) + len(hashes) - len(missing)
+            await self._evictions.admit(missing, position)
             slots = self._writes.reserve(session, rank, parent, hashes)
-        self._keep_spare()
+        self._evictions.took(len(missing))
         return slots
 
     def commit(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
         """One rank wrote its shards; blocks that are whole by that are published."""
         whole = self._writes.commit(session, rank, hashes)
         self.committed_blocks += len(whole)
-        self._announcer.publish(whole)
+        self._arrived(whole)
 
     def abandon(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
         """One rank will not write these blocks."""
@@ -113,74 +134,124 @@ class NodeCache:
     def drop(self, block: BlockHash) -> None:
         """A spoiled block, and all that follow it, leave the pool and the index."""
         self.corrupt_blocks += 1
-        self._start_leaving(self.pool.drop(block))
+        self._evictions.start(self.pool.drop(block), spoiled=True)
 
     def disconnect(self, session: int) -> None:
         """Give back all that a session holds."""
         self.claims.disconnect(session)
         self._writes.disconnect(session)
+        self._let_go()
+
+    async def offer(self, hashes: Sequence[BlockHash], within_s: float) -> None:
+        """A peer asks for ``hashes``, any part of a chain: have them in the pool if they are on
+        disk, within its time."""
+        if self.tier is None:
+            return
+        here = self.pool.match(hashes)
+        on_disk = here + self.tier.match(hashes[here:])
+        if on_disk > here:
+            with self.pool.pin(hashes, used=False):
+                chain = self.tier.chain_to(hashes[on_disk - 1])
+                await self._bring(chain, self._clock() + within_s)
+
+    async def left_disk(self, hashes: Sequence[BlockHash]) -> None:
+        """These leave the disk: the index must not name those that are nowhere else here."""
+        if gone := [block for block in hashes if not self.pool.match([block])]:
+            await self._announcer.withdraw(gone)
+
+    def resident(self) -> Iterator[BlockHash]:
+        """Every block of this node, in the pool or on disk; one in both comes twice."""
+        on_disk = self.tier.resident() if self.tier else iter(())
+        return (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
+
+    def segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
+        """Blocks of this node, grouped by the head of their index segment."""
+        wanted = list(hashes)
+        groups = self.pool.segments_of(wanted)
+        if self.tier is not None:
+            found = {block for group in groups.values() for block in group}
+            rest = self.tier.segments_of(block for block in wanted if block not in found)
+            for head, blocks in rest.items():
+                groups.setdefault(head, []).extend(blocks)
+        return groups
 
     def numbers(self) -> dict[str, int]:
         """Counters and sizes, for status."""
         return {
             "committed_blocks": self.committed_blocks,
-            "evicted_blocks": self.evicted_blocks,
+            "evicted_blocks": self._evictions.evicted_blocks,
             "corrupt_blocks": self.corrupt_blocks,
-            "pool_full": self.full,
+            "pool_full": self._evictions.full,
+            "not_admitted_blocks": self._evictions.not_admitted,
             "claims": len(self.claims),
             "waiting_hints": self.claims.waiting_hints,
             "joined_hints": self.claims.joined_hints,
             "expired_hints": self.claims.expired_hints,
         }
 
+    def disk_numbers(self) -> dict[str, Any]:
+        """The disk tier for status; empty without one."""
+        if self.tier is None or self._demotion is None or self._promotion is None:
+            return {}
+        return self.tier.stats() | {
+            "promoted_blocks": self._promotion.promoted_blocks,
+            "passed_blocks": self._promotion.passed_blocks,
+            "waiting_blocks": self._demotion.waiting,
+            "not_worth_blocks": self._demotion.not_worth,
+            "refused_busy": self._demotion.refused_busy + self._promotion.refused_busy,
+            "degraded": self._demotion.degraded,
+        }
+
+    def room(self) -> dict[str, Any]:
+        """How the pool is split between requests in flight, wishes and everything else."""
+        return self._evictions.room() | self.retention.stats()
+
     async def run(self) -> None:
-        """Keep a few slots free until cancelled."""
-        while True:
-            await self._low.wait()
-            self._low.clear()
-            await self._evict(self._spare - self.pool.free_slots)
+        """Keep slots free, and end wishes in time, until cancelled."""
+        await asyncio.gather(self._evictions.run(), self._expire())
 
     async def close(self) -> None:
-        """End pulls, claims and evictions."""
+        """End pulls, claims, reads and evictions, then the disk tier."""
         await self._pulls.close()
         await self.claims.close()
-        await asyncio.gather(*self._evictions, return_exceptions=True)
+        if self._promotion is not None:
+            await self._promotion.close()
+        await self._evictions.close()
+        self.retention.close()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self.retention.expire()
+
+    async def _bring(self, chain: Sequence[BlockHash], deadline: float) -> None:
+        if self._promotion is not None:
+            await self._promotion.bring(chain, deadline)
+
+    async def _room_for(self, hashes: Sequence[BlockHash], position: int) -> int:
+        """Room for blocks from disk, also those that will only pass through."""
+        staying = await self._evictions.admit(hashes, position)
+        await self._evictions.make_room(len(hashes))
+        self._evictions.took(len(hashes))
+        return staying
 
     async def _pull(self, pull: Pull) -> PullResult:
-        await self._make_room(len(pull.hashes))
+        await self._evictions.make_room(len(pull.hashes))
         pulled = await self._move(pull)
-        self._announcer.publish(pull.hashes[: pulled.blocks])
-        self._keep_spare()
+        self._arrived(pull.hashes[: pulled.blocks])
+        self._evictions.took(pulled.blocks)
         return pulled
 
-    async def _make_room(self, slots: int) -> None:
-        missing = min(slots, self.pool.num_slots) - self.pool.free_slots
-        if missing > 0:
-            await self._evict(missing)
+    def _arrived(self, hashes: Sequence[BlockHash]) -> None:
+        """Blocks are resident that were not."""
+        self._announcer.publish(hashes)
+        for block in hashes:
+            self.retention.arrived(block)
 
-    def _keep_spare(self) -> None:
-        if self.pool.free_slots < self._spare:
-            self._low.set()
+    def _on_disk(self, block: BlockHash) -> bool:
+        return self.tier is not None and self.tier.holds(block)
 
-    async def _evict(self, count: int) -> None:
-        """Withdraw first, then free. Goes on to its end even if the caller is cancelled."""
-        victims = self.pool.choose_victims(count)
-        if len(victims.hashes) < count:
-            self.full += 1
-        if not victims.hashes:
-            return
-        await asyncio.shield(self._start_leaving(victims))
-
-    def _start_leaving(self, victims: Victims) -> "asyncio.Task[None]":
-        task = asyncio.create_task(self._withdraw_and_free(victims))
-        self._evictions.add(task)
-        task.add_done_callback(self._evictions.discard)
-        return task
-
-    async def _withdraw_and_free(self, victims: Victims) -> None:
-        try:
-            if victims.hashes:
-                await self._announcer.withdraw(victims.hashes)
-        finally:
-            self.pool.free(victims)
-            self.evicted_blocks += len(victims.hashes)
+    def _let_go(self) -> None:
+        """What was only read through for a request leaves with it."""
+        if self._promotion is not None:
+            self._evictions.start(self._promotion.let_go())

@@ -1,21 +1,24 @@
-"""The daemon's HTTP face: /health, /status, /metrics for people, /prefetch for routers.
+"""The daemon's HTTP face: /health, /status, /metrics for people, /prefetch and /keep for routers.
 
 Reads what the daemon knows and starts what a signed hint asks for; decides nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
 
+from prefixfleet.cluster.handover import HANDOVER_PATH, HandedOver, answer_of, open_request
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError, Overloaded, PeerRefused, ProtocolError
+from prefixfleet.store.keep import KEEP_PATH, Keep, keep_key, open_keep
 from prefixfleet.store.prefetch import (
     MAX_PREFETCH_BYTES,
     PREFETCH_PATH,
     SIGNATURE_HEADER,
     Prefetch,
     open_prefetch,
+    prefetch_key,
 )
 
 SHUTDOWN_S = 2.0
@@ -23,23 +26,32 @@ SHUTDOWN_S = 2.0
 
 class NodeHttp:
     """Owned by the daemon's event loop. ``status`` gives what the daemon knows; ``prefetch``
-    starts a pull and raises `Overloaded` or `ProtocolError`."""
+    starts a pull and raises `Overloaded` or `ProtocolError`; ``hand_over`` gives the last copies
+    away within so many seconds; ``keep`` takes a wish, says what it covers, and raises
+    `ProtocolError`. ``secret`` is the fleet's."""
 
     def __init__(
         self,
         *,
-        key: bytes,
+        secret: bytes,
         status: Callable[[], dict[str, Any]],
         prefetch: Callable[[Prefetch], None],
+        hand_over: Callable[[float], Awaitable[HandedOver]],
+        keep: Callable[[Keep], dict[str, int]],
     ) -> None:
-        self._key = key
+        self._prefetch_key = prefetch_key(secret)
+        self._keep_key = keep_key(secret)
+        self._keep = keep
         self._status = status
         self._prefetch = prefetch
+        self._hand_over = hand_over
         app = web.Application(client_max_size=MAX_PREFETCH_BYTES)
         app.router.add_get("/health", self._get_health)
         app.router.add_get("/status", self._get_status)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_post(PREFETCH_PATH, self._post_prefetch)
+        app.router.add_post(HANDOVER_PATH, self._post_handover)
+        app.router.add_post(KEEP_PATH, self._post_keep)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
 
     async def open(self, host: str, port: int) -> str:
@@ -77,7 +89,7 @@ class NodeHttp:
     async def _post_prefetch(self, request: web.Request) -> web.Response:
         signature = request.headers.get(SIGNATURE_HEADER, "")
         try:
-            self._prefetch(open_prefetch(await request.read(), signature, self._key))
+            self._prefetch(open_prefetch(await request.read(), signature, self._prefetch_key))
         except PeerRefused as error:
             return _refusal(403, error)
         except ProtocolError as error:
@@ -85,6 +97,26 @@ class NodeHttp:
         except Overloaded as error:
             return _refusal(429, error)
         return web.json_response({}, status=202)
+
+    async def _post_handover(self, request: web.Request) -> web.Response:
+        signature = request.headers.get(SIGNATURE_HEADER, "")
+        try:
+            within_s = open_request(await request.read(), signature, self._prefetch_key)
+        except PeerRefused as error:
+            return _refusal(403, error)
+        except ProtocolError as error:
+            return _refusal(400, error)
+        return web.json_response(answer_of(await self._hand_over(within_s)))
+
+    async def _post_keep(self, request: web.Request) -> web.Response:
+        signature = request.headers.get(SIGNATURE_HEADER, "")
+        try:
+            covered = self._keep(open_keep(await request.read(), signature, self._keep_key))
+        except PeerRefused as error:
+            return _refusal(403, error)
+        except ProtocolError as error:
+            return _refusal(400, error)
+        return web.json_response(covered)
 
 
 def _refusal(status: int, error: Exception) -> web.Response:

@@ -13,12 +13,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from prefixfleet.store.records import Outcome
+from prefixfleet.store.ssd import COUNTERS
 from prefixfleet.transfer.pull import PullResult
 
 KEPT_OUTCOMES = 256
 MAX_REASONS = 32
 """Labels of failures are kept to so many, whatever peers answer."""
 OTHER_REASON = "other"
+DISK_COUNTERS = ("promoted_blocks", "passed_blocks", "not_worth_blocks", "refused_busy")
+"""Of the daemon's own dealings with the disk tier; `COUNTERS` are those of the tier itself."""
 
 
 @dataclass(slots=True)
@@ -81,11 +84,18 @@ class _Collector:
         stats = self._snapshot
         counters, index = stats["counters"], stats["index"]
         yield _labelled("slots", "Slots of the pool", "state", stats["tiers"].get("dram", {}))
+        yield from _disk(stats["tiers"].get("ssd"))
         yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
-        for name, text in (("pulls", "Pulls"), ("pulled_bytes", "Bytes pulled from peers")):
+        failed = counters["failed_sources"]
+        yield _counted("failed_sources", "Sources that failed in a pull", "reason", failed)
+        for name, text in (
+            ("pulls", "Pulls"),
+            ("pulled_bytes", "Bytes pulled from peers"),
+            ("probes", "Reads that measured a link"),
+        ):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
-        for name in ("committed_blocks", "evicted_blocks", "pool_full"):
+        for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):
             yield CounterMetricFamily(
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=stats["cache"][name]
             )
@@ -98,6 +108,20 @@ class _Collector:
         )
         yield GaugeMetricFamily(
             "prefixfleet_node_degraded", "Degraded modes now", value=len(stats["degraded"])
+        )
+
+
+def _disk(tier: dict[str, Any] | None) -> Iterator[Metric]:
+    """The disk tier: gauges of its slots, counters of what was done."""
+    if not tier:
+        return
+    for name in ("slots", "resident", "pinned", "waiting_blocks"):
+        yield GaugeMetricFamily(
+            f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
+        )
+    for name in (*COUNTERS, *DISK_COUNTERS):
+        yield CounterMetricFamily(
+            f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
         )
 
 

@@ -44,6 +44,13 @@ class PeerBook:
             raise EpochChanged(f"source {node!r}: plan says epoch {epoch}, it lives in {known[0]}")
         return known[1].contacts
 
+    async def latest(self, node: str) -> tuple[int, dict[str, str]] | None:
+        """Epoch and addresses of the node's latest life that is known; None: it has none."""
+        if node not in self._known:
+            await self.refresh()
+        known = self._known.get(node)
+        return (known[0], known[1].contacts) if known and known[1].contacts else None
+
     async def refresh(self) -> None:
         """Ask the index who lives; without an answer, what is known stays.
 

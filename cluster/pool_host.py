@@ -6,7 +6,7 @@ index or HTTP.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.segment import Segment
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, CorruptBlock
-from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.orders import OrderName, new_order
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, verify
 from prefixfleet.transfer.link import Link, Listener
@@ -43,7 +43,7 @@ class PoolHost:
     """One opened pool. Owned by the daemon's event loop; `close` removes its memory.
 
     ``life`` names it to engines: slots that were named in another life mean nothing. ``on_corrupt``
-    is called with a block whose bytes are spoiled in this pool.
+    is called with a block whose bytes are spoiled in this pool; for ``bring`` see `BlockServer`.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class PoolHost:
         *,
         node: str,
         on_corrupt: Callable[[BlockHash], None],
+        bring: Callable[[Sequence[BlockHash], float], Awaitable[None]],
     ) -> None:
         self.kind = kind
         self.segment = segment
@@ -70,6 +71,7 @@ class PoolHost:
             epoch=0,
             clock=time.monotonic,
             on_corrupt=on_corrupt,
+            bring=bring,
         )
 
     @classmethod
@@ -80,7 +82,9 @@ class PoolHost:
         pool_bytes: int,
         *,
         node: str,
+        eviction: OrderName,
         on_corrupt: Callable[[BlockHash], None],
+        bring: Callable[[Sequence[BlockHash], float], Awaitable[None]],
     ) -> "PoolHost":
         """A pool of as many slots as fit. Raises `ConfigError` if not even one does."""
         slots = pool_bytes // kind.layout.slot_bytes
@@ -90,9 +94,14 @@ class PoolHost:
                 f"{pool_bytes}; set PREFIXFLEET_NODE_POOL_BYTES higher"
             )
         segment = Segment.create(path, slots * kind.layout.slot_bytes)
-        log.info("pool of %d slots of %d bytes", slots, kind.layout.slot_bytes)
-        pool = SlotPool(slots, LruOrder(), time.monotonic)
-        return cls(kind, segment, pool, node=node, on_corrupt=on_corrupt)
+        log.info("pool of %d slots of %d bytes, %s", slots, kind.layout.slot_bytes, eviction)
+        pool = SlotPool(slots, new_order(eviction, slots), time.monotonic)
+        return cls(kind, segment, pool, node=node, on_corrupt=on_corrupt, bring=bring)
+
+    def slot(self, number: int) -> memoryview:
+        """The bytes of one slot."""
+        size = self.kind.layout.slot_bytes
+        return self.segment.view[number * size : (number + 1) * size]
 
     async def listen(self, links: Sequence[Link], host: str) -> None:
         """Serve the pool over every link. Raises `ConfigError` if an address cannot be used."""
@@ -107,7 +116,13 @@ class PoolHost:
         """Refuse an engine whose blocks cannot live here. Raises `ConfigError`."""
         if kind == self.kind:
             return
-        if kind.layout != self.kind.layout:
+        ours, theirs = self.kind.namespace.encoding, kind.namespace.encoding
+        if ours != theirs:
+            what = (
+                f"blocks stored as {theirs!r}, this node's pool holds {ours!r} (set "
+                "PREFIXFLEET_WORKER_ENCODING alike for all)"
+            )
+        elif kind.layout != self.kind.layout:
             what = f"slots of {kind.layout}, this node's pool has {self.kind.layout}"
         else:
             what = f"namespace {kind.namespace}, this node's pool holds {self.kind.namespace}"
@@ -118,10 +133,9 @@ class PoolHost:
 
     def examine(self, block: BlockHash) -> None:
         """Somebody says that a block is spoiled: look, and report it if it is."""
-        size = self.kind.layout.slot_bytes
         with self.pool.pin([block]) as pin:
             for slot in pin.slots:
-                memory = self.segment.view[slot * size : (slot + 1) * size]
+                memory = self.slot(slot)
                 try:
                     for shard in range(self.kind.layout.shards):
                         verify(memory, self.kind.layout, self.kind.digest, block, shard)

@@ -1,17 +1,20 @@
 """Pulls of one node: each block travels once, however many requests want it.
 
-Decides whether to pull and from whom by the router's plan; the moving itself is
-`prefixfleet.transfer.pull`. Every failure is a shorter prefix and a reason, never an error.
+Decides whether to pull by the router's plan, and from whom by that and the index; the moving
+itself is `prefixfleet.transfer.pull`. Every failure is a shorter prefix and a reason, never an
+error.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, PullFailed
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer.gather import Others, Source
 from prefixfleet.transfer.pull import PullResult
 
 MAX_ROUNDS = 8
@@ -20,10 +23,14 @@ MAX_ROUNDS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pull:
-    """One pull to make: ``hashes`` follow ``parent`` (empty at the root) on a peer."""
+    """One pull to make: ``hashes`` follow ``parent`` (empty at the root) on a peer.
 
-    plan: PullPlan
-    contacts: dict[str, str]
+    ``others`` finds more sources when it is called, and does not raise.
+    """
+
+    source: Source
+    others: Others
+    link: str  # the only one to use; "" for any
     parent: BlockHash
     hashes: tuple[BlockHash, ...]
     deadline: float
@@ -40,11 +47,13 @@ class Pulls:
         self,
         *,
         peers: PeerBook,
+        holders: Holders,
         match: Callable[[Sequence[BlockHash]], int],
         move: Callable[[Pull], Awaitable[PullResult]],
         clock: Callable[[], float],
     ) -> None:
         self._peers = peers
+        self._holders = holders
         self._match = match
         self._move = move
         self._clock = clock
@@ -100,8 +109,7 @@ class Pulls:
             if block in self._running:
                 break
             hashes.append(block)
-        parent = wanted[here - 1] if here else b""
-        task = asyncio.create_task(self._run(plan, parent, tuple(hashes), deadline))
+        task = asyncio.create_task(self._run(wanted, here, tuple(hashes), plan, deadline))
         for block in hashes:
             self._running[block] = task
         task.add_done_callback(lambda _: self._ended(hashes))
@@ -113,17 +121,53 @@ class Pulls:
 
     async def _run(
         self,
-        plan: PullPlan,
-        parent: BlockHash,
+        wanted: Sequence[BlockHash],
+        here: int,
         hashes: tuple[BlockHash, ...],
+        plan: PullPlan,
         deadline: float,
     ) -> PullResult:
+        chain = wanted[: here + len(hashes)]
         try:
             async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                contacts = await self._peers.contacts(plan.source, plan.source_epoch)
+                source, others = await self._sources(chain, here, plan)
         except PullFailed as error:
             return PullResult(failure=error.reason)
         except TimeoutError:
             return PullResult(failure=DeadlineExceeded.reason)
-        pull = Pull(plan=plan, contacts=contacts, parent=parent, hashes=hashes, deadline=deadline)
-        return await self._move(pull)
+        return await self._move(
+            Pull(
+                source=source,
+                others=others,
+                link=plan.link,
+                parent=wanted[here - 1] if here else b"",
+                hashes=hashes,
+                deadline=deadline,
+            )
+        )
+
+    async def _sources(
+        self, chain: Sequence[BlockHash], here: int, plan: PullPlan
+    ) -> tuple[Source, Others]:
+        """The planned source, or where that life is gone the best that the index knows; and a
+        way to find more. Raises `PullFailed`."""
+
+        async def find() -> Sequence[Source]:
+            planned = (plan.source, plan.source_epoch)
+            return await self._holders.of(chain, beyond=here, but=planned)
+
+        try:
+            contacts = await self._peers.contacts(plan.source, plan.source_epoch)
+        except PullFailed:
+            found = await find()
+            if not found:
+                raise
+            return found[0], _others(found[1:])
+        return Source(contacts, plan.source_epoch), find
+
+
+def _others(known: Sequence[Source]) -> Others:
+    async def find() -> Sequence[Source]:
+        return known
+
+    return find

@@ -36,8 +36,10 @@ def node_service(environ: Mapping[str, str]) -> Service:
 
 
 def worker_service(environ: Mapping[str, str]) -> Service:
-    """A worker with the settings in ``environ``. Raises `ConfigError` or `EngineFailed` when it
-    runs."""
+    """A worker with the settings in ``environ``; told to stop, it drains first.
+
+    Raises `ConfigError` or `EngineFailed` when it runs.
+    """
 
     async def serve(up: Up, stop: asyncio.Event) -> None:
         settings, fleet = WorkerSettings.read(environ), FleetSettings.read(environ)
@@ -53,6 +55,7 @@ def worker_service(environ: Mapping[str, str]) -> Service:
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 running.result()  # raises what ended it
+            await worker.drain()
         finally:
             running.cancel()
             stopping.cancel()

@@ -9,13 +9,18 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from prefixfleet.store.orders import OrderName
 from prefixfleet.store.settings import Section
 
 NAME_PATTERN = r"^[a-z0-9][a-z0-9-]{0,39}$"
 MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
-LinkName = Literal["auto", "ucx", "tcp"]
+MAX_DRAIN_S = 3600
+
+LinkName = Literal["auto", "shm", "ucx", "tcp"]
+EncodingName = Literal["exact", "fp8-values", "int8-fp8", "int8", "fp8"]
+"""The names in `kernels.encoding`, which this module must not import: it needs torch."""
 
 
 def check_model(folder: Path) -> Path:
@@ -30,7 +35,10 @@ def check_model(folder: Path) -> Path:
 
 
 class NodeSettings(Section):
-    """One node daemon: its name, where peers reach it, how much memory its pool may take."""
+    """One node daemon: its name, where peers reach it, how much memory and disk it may take.
+
+    Without ``ssd_path`` there is no disk tier; ``ssd_write_bytes_per_day`` 0 is no limit.
+    """
 
     section: ClassVar[str] = "NODE_"
 
@@ -40,6 +48,17 @@ class NodeSettings(Section):
     port: int = Field(default=0, ge=0, le=65535)
     pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     link: LinkName = "auto"
+    eviction: OrderName = "value"
+    ssd_path: Path | None = None
+    ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)
+    ssd_write_bytes_per_day: int = Field(default=0, ge=0)
+
+    @field_validator("ssd_path")
+    @classmethod
+    def _absolute(cls, folder: Path | None) -> Path | None:
+        if folder is not None and not folder.is_absolute():
+            raise ValueError(f"got {str(folder)!r}, expected an absolute path")
+        return folder
 
     @field_validator("runtime_dir")
     @classmethod
@@ -74,6 +93,9 @@ class WorkerSettings(Section):
     kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
     max_model_tokens: int = Field(default=4096, ge=64)
     cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+    drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
+    rollout: int = Field(default=0, ge=0)
+    encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only
 
     @field_validator("model")
     @classmethod

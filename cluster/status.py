@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import aiohttp
@@ -9,26 +10,46 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixfleet.cluster.run_state import RunDir
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.registry import WorkerRegistry
 
 ASK_S = 5.0
 
 
-async def read_status(directory: RunDir) -> dict[str, Any]:
-    """The fleet's own notes and its router's view, as JSON.
+async def read_status(directory: RunDir, endpoint: str = "") -> dict[str, Any]:
+    """A fleet's own notes and its router's view, as JSON: of the fleet that runs here, or of any
+    whose router is at ``endpoint``.
 
     Raises:
         ConfigError: no fleet of that name runs here, or its router does not answer.
     """
+    if endpoint:
+        plain = endpoint.rstrip("/").removesuffix("/v1")
+        return {"fleet": "", "phase": "ready", "endpoint": plain} | await _router_status(plain)
     state = directory.read()
     if state is None or not state.supervisor_alive():
         raise ConfigError(
-            f"no fleet {directory.path.name!r} runs here; start one with `prefixfleet up`"
+            f"no fleet {directory.path.name!r} runs here; start one with `prefixfleet up`, or give "
+            "--endpoint for another one's router"
         )
     fleet = {"fleet": directory.path.name, "phase": state.phase, "endpoint": state.endpoint}
     if not state.endpoint:
         return {**fleet, "nodes": [], "workers": [], "degraded": [], "hit_rate": {}}
-    return fleet | await _router_status(state.endpoint)
+    wish = await _wish(state.redis_url, directory.path.name)
+    return fleet | {"wish": wish} | await _router_status(state.endpoint)
+
+
+async def _wish(redis_url: str, fleet: str) -> dict[str, Any]:
+    """What its operator wished; empty where that cannot be read."""
+    if not redis_url:
+        return {}
+    registry = WorkerRegistry(redis_url, fleet)
+    try:
+        return asdict(await registry.wish())
+    except (IndexUnavailable, ConfigError):
+        return {}
+    finally:
+        await registry.close()
 
 
 async def _router_status(endpoint: str) -> dict[str, Any]:
@@ -39,7 +60,9 @@ async def _router_status(endpoint: str) -> dict[str, Any]:
             session.get(f"{endpoint}/status") as response,
         ):
             status: dict[str, Any] = await response.json()
-            return status
+            if response.status == 200 and {"nodes", "workers"} <= status.keys():
+                return status
+            raise ConfigError(f"{endpoint}/status: got {status!r:.200}, expected a router's status")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ConfigError(
             f"the router at {endpoint} does not answer ({type(error).__name__}); "
@@ -50,6 +73,8 @@ async def _router_status(endpoint: str) -> dict[str, Any]:
 def show_status(status: Mapping[str, Any], console: Console) -> None:
     """The status as tables."""
     console.print(f"fleet {status['fleet']}: {status['phase']}, {status['endpoint']}/v1")
+    for line in _wished(status.get("wish") or {}):
+        console.print(line, markup=False)
     console.print(_nodes(status["nodes"]))
     if any(_links(node) for node in status["nodes"]):
         console.print(_link_table(status["nodes"]))
@@ -65,8 +90,26 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
             console.print(f"degraded: {node['node']}: {why}", style="yellow", markup=False)
 
 
+def _wished(wish: Mapping[str, Any]) -> list[str]:
+    """What the operator asked for, in a line each."""
+    lines = []
+    if wish.get("draining"):
+        lines.append(f"draining: {', '.join(wish['draining'])}; `prefixfleet resume` gives back")
+    if wish.get("nodes"):
+        bounds = f" (between {wish['least']} and {wish['most']})" if wish["most"] else ""
+        lines.append(f"scaled to {wish['nodes']} nodes{bounds}")
+    if wish.get("rollout"):
+        changes = ", ".join(f"{name}={value}" for name, value in wish["environ"].items())
+        lines.append(f"update {wish['rollout']}: {changes}")
+    if wish.get("failed"):
+        lines.append(f"the last wish failed: {wish['failed']}; wish something else")
+    return lines
+
+
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("node", "epoch", "lease", "tier", "blocks", "of", "pinned", "GiB", "engines")
+    table = Table(
+        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "engines"
+    )  # fmt: skip
     for node in nodes:
         lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
@@ -74,27 +117,30 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
             size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
             table.add_row(
                 node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
-                str(tier.get("slots", 0)), str(tier.get("pinned", 0)), f"{size:.2f}",
+                str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
+                str(tier.get("keep_free", "")), f"{size:.2f}",
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table
 
 
-def _links(node: Mapping[str, Any]) -> list[tuple[str, str, Mapping[str, Any]]]:
+def _links(node: Mapping[str, Any]) -> list[tuple[str, str, str, Mapping[str, Any]]]:
+    """(source, link, why a pull would take it now or "", speed), for each link that was used."""
     found = []
     for source, measured in node["stats"].get("links", {}).items():
         for name, speed in measured.get("links", {}).items():
-            found.append((source, name, speed))
+            why = measured.get("why", "") if name == measured.get("link") else ""
+            found.append((source, name, why, speed))
     return found
 
 
 def _link_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
-    table = Table("to", "from", "link", "lanes", "MB/s", "set-up ms", "pulls")
+    table = Table("to", "from", "link", "taken", "lanes", "MB/s", "set-up ms", "pulls")
     for node in nodes:
         lanes = node["stats"].get("lanes", {})
-        for source, name, speed in _links(node):
+        for source, name, why, speed in _links(node):
             table.add_row(
-                node["node"], source, name, lanes.get(name, ""),
+                node["node"], source, name, why, lanes.get(name, ""),
                 f"{speed.get('bytes_per_s', 0) / 1e6:.0f}", f"{speed.get('setup_s', 0) * 1e3:.1f}",
                 str(speed.get("pulls", 0)),
             )  # fmt: skip

@@ -8,36 +8,37 @@ import asyncio
 import contextlib
 import os
 import secrets
-import sys
 import tempfile
+import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
+from urllib.parse import urlsplit
 
-import aiohttp
-
-from prefixfleet.cluster.child import Child
-from prefixfleet.cluster.engine_command import cores_for, usable_cores
+from prefixfleet.cluster.kept import keep
 from prefixfleet.cluster.leftovers import (
     RUN_VARIABLE,
     RUNTIME_PREFIX,
     end_processes,
     remove_files,
 )
+from prefixfleet.cluster.local_groups import HOST, LocalGroups
+from prefixfleet.cluster.local_router import LocalRouter
 from prefixfleet.cluster.ports import hold_port
+from prefixfleet.cluster.rollout import Rollout
 from prefixfleet.cluster.run_state import RunDir, RunState, start_ticks
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.load_board import LoadBoard
+from prefixfleet.store.records import FleetWish
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.redis_server import RedisServer
+from prefixfleet.store.registry import WorkerRegistry
 
 if TYPE_CHECKING:
     from prefixfleet.cluster.fleet import RayFleet
 
-HOST = "127.0.0.1"
-ROUTER_S = 120.0
-"""The longest a router may take until it has examined its workers."""
 LOOK_S = 0.2
 STOP_S = 10.0
 
@@ -47,20 +48,23 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one."""
+    """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one;
+    ``encoding`` empty: what the workers' own setting says. The nodes serve ``models`` in turn."""
 
     fleet: str
     nodes: int
-    model: Path
+    models: tuple[Path, ...]
     redis_url: str = ""
     port: int = 8000
+    encoding: str = ""
 
 
 class Supervisor:
     """One running fleet. Owned by one event loop; an async context manager.
 
     ``directory`` must be created, and locked by this process. Inside the block the fleet serves;
-    `wait` returns when it is told to stop and raises `ConfigError` when the router ended.
+    `wait` returns when it is told to stop. A router or an embedded Redis that ends is started
+    again; engines and daemons are Ray's.
     """
 
     def __init__(self, wish: Wish, directory: RunDir, say: Say) -> None:
@@ -68,7 +72,11 @@ class Supervisor:
         self._directory = directory
         self._say = say
         self._stack = contextlib.AsyncExitStack()
-        self._router: Child
+        self._router: LocalRouter
+        self._redis: RedisServer | None = None
+        self._registry: WorkerRegistry
+        self._board: LoadBoard
+        self._groups: LocalGroups
         run = uuid.uuid4().hex
         ticks = start_ticks(os.getpid())
         self.state = RunState(
@@ -92,17 +100,22 @@ class Supervisor:
         self._directory.forget()
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Return when ``stop`` is set."""
-        ended = asyncio.create_task(self._router.wait())
-        stopping = asyncio.create_task(stop.wait())
+        """Keep the fleet as its operator wishes, until ``stop`` is set."""
+        kept = [Rollout(self._groups, self._registry, self._board).run(), self._router.keep()]
+        if self._redis:
+            kept.append(self._keep_redis(self._redis))
+        tasks = [asyncio.ensure_future(loop) for loop in kept]
+        stopping = asyncio.ensure_future(stop.wait())
         try:
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if ended.done() and not stop.is_set():
-                raise ConfigError(f"the router ended; its last words:\n{self._router.log_tail()}")
+            await asyncio.wait({stopping, *tasks}, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()  # a fault of ours
         finally:
-            ended.cancel()
             stopping.cancel()
-            await asyncio.gather(ended, stopping, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(stopping, *tasks, return_exceptions=True)
 
     async def _start(self) -> None:
         wish = self._wish
@@ -110,94 +123,83 @@ class Supervisor:
         runtime = Path(tempfile.mkdtemp(prefix=RUNTIME_PREFIX, dir="/tmp"))
         self._stack.callback(remove_files, runtime)
         self._stack.callback(end_processes, self.state.run, STOP_S)
-        self._note(runtime_dir=str(runtime), model=str(wish.model))
+        self._note(runtime_dir=str(runtime), model=", ".join(map(str, wish.models)))
         redis_url = wish.redis_url or self._start_redis(runtime)
         await _check_redis(redis_url, wish.fleet)
         self._note(redis_url=redis_url)
-        environ = self._environ(redis_url)
+        self._registry = WorkerRegistry(redis_url, wish.fleet)
+        self._stack.push_async_callback(self._registry.close)
+        self._board = LoadBoard(redis_url, wish.fleet, "rollout", time.monotonic)
+        self._stack.push_async_callback(self._board.close)
+        await self._registry.change_wish(lambda _: FleetWish())  # an earlier run's is over
+        environ = process_environ(wish, redis_url, self._directory.secret_file)
         self._say("starting Ray")
         ray = _ray_fleet()(wish.fleet, runtime, self._directory.logs)
         await self._stack.enter_async_context(ray)
+        self._groups = LocalGroups(
+            ray, environ, count=wish.nodes, models=wish.models,
+            runtime=runtime, logs=self._directory.logs,
+            secret=self._directory.secret_file.read_bytes().strip(),
+        )  # fmt: skip
         self._say(f"starting {wish.nodes} node daemons")
-        await _each(ray.start("node", name, environ | _node(name, runtime)) for name in self.nodes)
+        await self._groups.start_nodes()
         self._say(f"starting {wish.nodes} engines (half a minute)")
-        await self._start_workers(ray, environ, runtime)
+        await self._groups.start_workers()
         self._say("starting the router")
         await self._start_router(environ, held.getsockname()[1])
 
-    @property
-    def nodes(self) -> list[str]:
-        """Names of the node daemons."""
-        return [f"node-{number}" for number in range(self._wish.nodes)]
-
     def _start_redis(self, runtime: Path) -> str:
         self._say("starting an embedded Redis")
-        server = RedisServer.start(runtime, password=secrets.token_hex(16))
-        self._stack.callback(server.stop)
-        return server.url
+        self._redis = RedisServer.start(runtime, password=secrets.token_hex(16))
+        self._stack.callback(self._stop_redis)
+        return self._redis.url
 
-    def _environ(self, redis_url: str) -> dict[str, str]:
-        """What every process of the fleet is told; the user's own settings stay."""
-        return os.environ | {
-            "PREFIXFLEET_FLEET": self._wish.fleet,
-            "PREFIXFLEET_REDIS_URL": redis_url,
-            "PREFIXFLEET_SECRET_FILE": str(self._directory.secret_file),
-        }
+    def _stop_redis(self) -> None:
+        if self._redis:
+            self._redis.stop()
 
-    async def _start_workers(
-        self, ray: "RayFleet", environ: Mapping[str, str], runtime: Path
-    ) -> None:
-        cores, count = usable_cores(), self._wish.nodes
-        starts = []
-        for number, node in enumerate(self.nodes):
-            settings = {
-                "NAME": f"engine-{number}",
-                "NODE": node,
-                "MODEL": str(self._wish.model),
-                "SOCKET_PATH": str(runtime / f"{node}.sock"),
-                "LOG_FILE": str(self._directory.logs / f"engine-{number}.log"),
-                "CPU_CORES": cores_for(number, count, cores),
-            }
-            named = {f"PREFIXFLEET_WORKER_{name}": value for name, value in settings.items()}
-            starts.append(ray.start("worker", f"engine-{number}", {**environ, **named}))
-        await _each(starts)
+    async def _keep_redis(self, first: RedisServer) -> None:
+        """At its old address, with its old password; empty: the nodes publish anew."""
+        address = urlsplit(first.url)
+
+        async def ended() -> str:
+            while self._redis and self._redis.running:  # noqa: ASYNC110 - no event tells
+                await asyncio.sleep(LOOK_S)
+            return "see redis.log"
+
+        async def start() -> None:
+            # in this thread: the server ends with the thread that started it
+            self._redis = RedisServer.start(
+                first.log_file.parent, password=address.password or "", port=address.port or 0
+            )
+
+        await keep("the embedded Redis", ended, start)
 
     async def _start_router(self, environ: Mapping[str, str], port: int) -> None:
         own = {"PREFIXFLEET_ROUTER_HOST": HOST, "PREFIXFLEET_ROUTER_PORT": str(port)}
-        self._router = await Child.start(
-            [sys.executable, "-m", "prefixfleet.router"],
-            environ={**environ, **own},
-            log_file=self._directory.logs / "router.log",
-        )
+        log_file = self._directory.logs / "router.log"
+        self._router = LocalRouter(f"http://{HOST}:{port}", {**environ, **own}, log_file)
+        await self._router.start()
         self._stack.push_async_callback(self._router.stop, STOP_S)
-        endpoint = f"http://{HOST}:{port}"
-        try:
-            async with asyncio.timeout(ROUTER_S):
-                await self._until_healthy(endpoint)
-        except TimeoutError:
-            raise ConfigError(
-                f"the router has no ready worker after {ROUTER_S:g} s; its last words:\n"
-                f"{self._router.log_tail()}"
-            ) from None
-        self._note(endpoint=endpoint)
-
-    async def _until_healthy(self, endpoint: str) -> None:
-        """Wait until every worker is ready. Raises `ConfigError` if one is refused."""
-        async with aiohttp.ClientSession() as session:
-            while True:
-                if not self._router.running:
-                    raise ConfigError(f"the router ended: {self._router.log_tail()}")
-                workers = await _workers(session, endpoint)
-                refused = [w for w in workers if w["state"] == "refused"]
-                if refused:
-                    raise ConfigError(f"worker {refused[0]['worker']}: {refused[0]['reason']}")
-                if sum(w["state"] == "ready" for w in workers) == self._wish.nodes:
-                    return
-                await asyncio.sleep(LOOK_S)
+        await self._router.wait_ready(self._wish.nodes)
+        self._note(endpoint=self._router.endpoint)
 
     def _note(self, **changes: str) -> None:
         self.state = replace(self.state, **changes)  # type: ignore[arg-type]  # all are texts
         self._directory.write(self.state)
+
+
+def process_environ(wish: Wish, redis_url: str, secret_file: Path) -> dict[str, str]:
+    """What every process of the fleet is told; the user's own settings stay."""
+    environ = {
+        **os.environ,
+        "PREFIXFLEET_FLEET": wish.fleet,
+        "PREFIXFLEET_REDIS_URL": redis_url,
+        "PREFIXFLEET_SECRET_FILE": str(secret_file),
+    }
+    if wish.encoding:
+        environ["PREFIXFLEET_WORKER_ENCODING"] = wish.encoding
+    return environ
 
 
 def _ray_fleet() -> "type[RayFleet]":
@@ -212,15 +214,6 @@ def _ray_fleet() -> "type[RayFleet]":
     return RayFleet
 
 
-async def _workers(session: aiohttp.ClientSession, endpoint: str) -> list[dict[str, Any]]:
-    try:
-        async with session.get(f"{endpoint}/status") as response:
-            workers: list[dict[str, Any]] = (await response.json())["workers"]
-            return workers
-    except aiohttp.ClientError:
-        return []
-
-
 async def _check_redis(url: str, fleet: str) -> None:
     index = RedisIndex(url, fleet)
     try:
@@ -231,19 +224,3 @@ async def _check_redis(url: str, fleet: str) -> None:
         ) from error
     finally:
         await index.close()
-
-
-def _node(name: str, runtime: Path) -> dict[str, str]:
-    return {
-        "PREFIXFLEET_NODE_NAME": name,
-        "PREFIXFLEET_NODE_RUNTIME_DIR": str(runtime),
-        "PREFIXFLEET_NODE_HOST": HOST,
-    }
-
-
-async def _each(starts: Iterable[Any]) -> None:
-    """All of them; the first failure, after the others have ended too."""
-    results = await asyncio.gather(*starts, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result

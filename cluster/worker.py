@@ -9,6 +9,7 @@ import logging
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import aiohttp
@@ -20,7 +21,7 @@ from prefixfleet.cluster.ports import hold_port
 from prefixfleet.cluster.settings import WorkerSettings
 from prefixfleet.store.errors import ConfigError, FleetError, IndexUnavailable
 from prefixfleet.store.index import PrefixIndex
-from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
@@ -34,6 +35,8 @@ LEASE_S = 3.0
 SILENT_S = 60.0
 """An engine that does not answer /health for so long is started again."""
 STOP_S = 15.0
+ROUTERS_S = 2.0
+"""In this time every router has read that a worker drains: each reads once a second."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 30.0
 STEADY_S = 120.0
 """An engine that served for so long is restarted without the pauses of earlier crashes."""
@@ -57,6 +60,9 @@ class Worker:
         self._registry = registry
         self._url = ""
         self._waits_for = ""
+        self._probe: EngineProbe | None = None  # while the engine serves
+        self._leaving = False
+        self._wished = "ready"
         self.ready: asyncio.Future[WorkerRecord] = asyncio.get_running_loop().create_future()
         self.starts = 0
 
@@ -87,7 +93,28 @@ class Worker:
             record = await self._come_up(child, probe, session)
             if not self.ready.done():
                 self.ready.set_result(record)
-            await self._stay_up(child, probe, record)
+            self._probe = probe
+            try:
+                await self._stay_up(child, probe, record)
+            finally:
+                self._probe = None
+
+    async def drain(self) -> bool:
+        """Get no new requests, and wait until the engine has none; whether that was in time.
+
+        The engine serves on: cancel `run` afterwards.
+        """
+        self._leaving = True
+        try:
+            async with asyncio.timeout(self._settings.drain_s):
+                if probe := self._probe:
+                    await asyncio.sleep(RENEW_S + ROUTERS_S)
+                    await probe.wait_idle()
+        except (TimeoutError, ConfigError) as error:
+            why = f"{error}" or f"it still had requests after {self._settings.drain_s:g} s"
+            log.warning("engine %s: not drained: %s", self._settings.name, why)
+            return False
+        return True
 
     @contextlib.asynccontextmanager
     async def _engine(self, port: int) -> AsyncIterator[Child]:
@@ -135,9 +162,18 @@ class Worker:
 
     async def _announce(self, record: WorkerRecord) -> None:
         try:
-            await self._registry.announce(record, ttl_s=LEASE_S)
+            self._wished = self._state_in(await self._registry.wish())
+        except (IndexUnavailable, ConfigError) as error:
+            log.debug("worker %s: the wish cannot be read: %s", record.worker, error)
+        state = "draining" if self._leaving else self._wished
+        try:
+            await self._registry.announce(replace(record, state=state), ttl_s=LEASE_S)
         except IndexUnavailable as error:
             log.debug("worker %s not announced: %s", record.worker, error)
+
+    def _state_in(self, wish: FleetWish) -> str:
+        mine = {self._settings.name, self._settings.node, self._settings.host}
+        return "draining" if mine & set(wish.draining) else "ready"
 
     async def _node_status(self, session: aiohttp.ClientSession) -> dict[str, Any]:
         """What the node's daemon says of the engine, once its connector has said hello."""
@@ -167,6 +203,7 @@ class Worker:
             block_bytes=status["block_bytes"],
             max_model_tokens=self._settings.max_model_tokens,
             prefill_tokens_per_s=speed,
+            rollout=self._settings.rollout,
         )
 
 

@@ -1,4 +1,4 @@
-"""Encodings of a block: their names, the bytes of an encoded payload, and who may read whose.
+"""Encodings of a block: their names, the bytes of an encoded payload.
 
 Must not touch tensors. An exact payload is the block's bytes and nothing else. Any other payload
 describes itself: 64 bytes of header, then a segment a page, and in it a section a plane, each
@@ -67,23 +67,6 @@ _ALL = (
 ENCODINGS = {encoding.name: encoding for encoding in _ALL}
 """By name. Scales of K per channel halve INT8's error and gain FP8 a fifth (tests/bench/quality):
 not worth FP8 their bytes. V is better in FP8 than in INT8 at the same size."""
-
-
-def readable(own: str) -> tuple[str, ...]:
-    """Encodings whose blocks a node set to ``own`` may serve from, its own first.
-
-    The rule: of K and of V, never a copy that lost what the operator did not choose to lose. So
-    exact blocks serve everybody, and a node set to exact reads nothing else.
-    """
-    mine = encoding_of(own)
-    others = [e.name for e in _ALL if e is not mine and _no_worse(e, mine)]
-    return (own, *others)
-
-
-def _no_worse(other: Encoding, mine: Encoding) -> bool:
-    keys = other.keys is Codec.EXACT or (other.keys is mine.keys)
-    values = other.values is Codec.EXACT or other.values is mine.values
-    return keys and values
 
 
 def encoding_of(name: str) -> Encoding:

@@ -3,12 +3,15 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
+from prefixfleet.router.admin import add_admin
 from prefixfleet.router.core import Router
+from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.pages import ROUTER
@@ -20,8 +23,8 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(router: Router) -> web.Application:
-    """The application of an opened ``router``."""
+def make_app(router: Router, sibling_socket: Path | None = None) -> web.Application:
+    """The application of an opened ``router``; ``sibling_socket`` says who shares its port."""
     app = web.Application(
         client_max_size=router.settings.max_body_bytes, middlewares=[_answer_errors]
     )
@@ -30,8 +33,10 @@ def make_app(router: Router) -> web.Application:
         app.router.add_post(route.path, _serving(route))
     app.router.add_get("/v1/models", pages.models)
     app.router.add_get("/health", pages.health)
-    app.router.add_get("/metrics", pages.metrics)
+    app.router.add_get("/metrics", pages.metrics_of(sibling_socket))
     app.router.add_get("/status", pages.status)
+    add_admin(app, router.settings.admin_key_file)
+    add_dashboard(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 

@@ -1,23 +1,34 @@
-"""Load that this router has put on each worker, in tokens in flight.
+"""Load on each worker, in tokens in flight: what this router has put there, and what it heard of
+others.
 
 A request is charged before it is sent, not when it answers, and is released on every way out:
 `Book.charged` is a context manager. What is charged is what the worker must compute: the prompt's
 uncached tokens until the first byte comes back, the sequences it generates from then on.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
 
     queued_tokens: int = 0
     queued_requests: int = 0
     decoding: int = 0  # sequences being generated
     busy_s: float = 0.0  # until the prefills in flight are done, by their estimates
+
+    def __add__(self, other: "Load") -> "Load":
+        """Both together: an engine computes prefills one after the other."""
+        return Load(
+            self.queued_tokens + other.queued_tokens,
+            self.queued_requests + other.queued_requests,
+            self.decoding + other.decoding,
+            self.busy_s + other.busy_s,
+        )
 
 
 @dataclass(slots=True, eq=False)
@@ -74,11 +85,27 @@ class Book:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._pages: dict[str, _Page] = {}
+        self._others: Mapping[str, Load] = {}
+        self._heard_s = 0.0
 
     def load(self, worker: str) -> Load:
-        """Present load of ``worker``."""
+        """Present load of ``worker``, by all routers."""
+        now = self._clock()
         page = self._pages.get(worker)
-        return page.load(self._clock()) if page else Load()
+        own = page.load(now) if page else Load()
+        if others := self._others.get(worker):
+            left_s = max(0.0, others.busy_s - (now - self._heard_s))
+            return own + replace(others, busy_s=left_s)
+        return own
+
+    def own(self) -> dict[str, Load]:
+        """What this router has put on each worker that has any."""
+        now = self._clock()
+        return {worker: page.load(now) for worker, page in self._pages.items()}
+
+    def hear(self, others: Mapping[str, Load]) -> None:
+        """What all other routers have in flight on each worker at this moment."""
+        self._others, self._heard_s = others, self._clock()
 
     @contextmanager
     def charged(
@@ -92,9 +119,9 @@ class Book:
         for other in page.waiting:
             other.alone = False
         now = self._clock()
-        charge = Charge(
-            tokens, sequences, now, alone=not page.waiting, expected_s=expected_s, _page=page
-        )
+        others = self._others.get(worker)
+        alone = not page.waiting and not (others and others.queued_requests)
+        charge = Charge(tokens, sequences, now, alone=alone, expected_s=expected_s, _page=page)
         if not page.waiting:
             page.since_s = now
         page.begin_prefill(charge)

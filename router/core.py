@@ -2,32 +2,42 @@
 
 import asyncio
 import itertools
+import random
 import secrets
 import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import aiohttp
 
+from prefixfleet.router.activity import Activity
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
+from prefixfleet.router.engine_feed import EngineFeed
+from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
+from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
 from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
-from prefixfleet.router.parity import check_parity
+from prefixfleet.router.orders import Orders, OrderStore
+from prefixfleet.router.parity import check_parity, check_tokens, measure_prefill
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
+from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
+from prefixfleet.router.tls import Tls
 from prefixfleet.router.tokens import Tokens, load_tokens
+from prefixfleet.router.tracing import Tracing
+from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
@@ -47,6 +57,8 @@ class Fleet:
     index: PrefixIndex
     registry: Registry
     secret: bytes
+    orders: OrderStore | None = None
+    loads: Board | None = None
 
 
 class Router:
@@ -61,16 +73,33 @@ class Router:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics()
+        self.activity = Activity(clock, time.time)
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)
         self.keys = Keys(settings.keys_file)
         self.limits = Limits(clock)
         self.feed = Feed(fleet.index, self.view, self.degraded)
-        self.roster = Roster(fleet.registry, self._examine, self.degraded)
+        self.static = StaticWorkers(settings.workers_file)
+        self.engines = EngineFeed(fleet.secret, self.degraded, clock)
+        self.orders = Orders(fleet.orders, clock)
+        self.traffic = Traffic(settings.slow_start_s, clock, random.random)
+        self.roster = Roster(
+            fleet.registry,
+            self._examine,
+            self.degraded,
+            self.orders,
+            lambda: [entry.record() for entry in self.entries().values()],
+            self.traffic.joined,
+        )
         self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(
-            self.view, self.book, lambda: self.feed.records, self._key, clock
+            self.view,
+            self.book,
+            lambda: self.feed.records,
+            self._key,
+            clock,
+            engines=self.engines.view,
         )
         self.turns = Turns(self.dispatcher, self.book, settings.ttft_slo_s, clock)
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
@@ -78,11 +107,16 @@ class Router:
         self.in_flight = 0
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
-        self._ids = (f"{secrets.token_hex(8)}{number:012x}" for number in itertools.count())
+        self._board = fleet.loads
+        own = secrets.token_hex(8)
+        self._ids = (f"{own}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
+        self.tls = Tls(settings)
+        self.tracing = Tracing(settings.otlp_endpoint)
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,
             silence_timeout_s=settings.silence_timeout_s,
+            tls=self.tls.workers,
         )
         self._open = AsyncExitStack()
         self.session: aiohttp.ClientSession
@@ -90,13 +124,24 @@ class Router:
 
     async def __aenter__(self) -> Self:
         self.keys.load()
+        self.static.load()
         async with AsyncExitStack() as stack:
+            stack.push_async_callback(asyncio.to_thread, self.tracing.close)
+            stack.push_async_callback(self.engines.close)
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
-            self.session = await stack.enter_async_context(aiohttp.ClientSession())
+            connector = aiohttp.TCPConnector(ssl=self.tls.workers)
+            self.session = await stack.enter_async_context(
+                aiohttp.ClientSession(connector=connector)
+            )
             stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
-            for loop in (self.feed.run(), self.roster.run(), self._reload()):
+            loops = [self.feed.run(), self.roster.run(), self._reload()]
+            if interval_s := self.settings.health_interval_s:
+                loops.append(HealthChecks(self.roster, self.session, interval_s).run())
+            if self._board is not None:
+                loops.append(Exchange(self._board, self.book, self.turns.load, self.degraded).run())
+            for loop in loops:
                 stack.push_async_callback(_cancelled, asyncio.create_task(loop))
             self._open = stack.pop_all()
         return self
@@ -117,16 +162,28 @@ class Router:
         """Salt of a request's chains; see `tenant_salt`."""
         return tenant_salt(key, asked, self._secret)
 
-    async def _reload(self) -> None:
-        """Read again what may change while the router runs."""
-        while True:
-            await asyncio.sleep(RELOAD_S)
+    def reload(self) -> None:
+        """Read again what may change while the router runs; what is wrong leaves the old."""
+        files = (("keys", self.keys), ("static workers", self.static), ("certificates", self.tls))
+        for mode, file in files:
             try:
-                self.keys.reload_if_changed()
+                file.reload_if_changed()
             except ConfigError as error:
-                self.degraded.enter("keys", str(error), "correct the file; the old keys hold")
+                self.degraded.enter(
+                    mode, str(error), "correct the file; what was read before holds"
+                )
             else:
-                self.degraded.end("keys")
+                self.degraded.end(mode)
+        self.engines.follow(self.entries())
+
+    def entries(self) -> dict[str, StaticWorker]:
+        """Plain engines: from the file, and added by order."""
+        return {**self.orders.added(), **self.static.by_name}
+
+    async def _reload(self) -> None:
+        while True:
+            self.reload()
+            await asyncio.sleep(RELOAD_S)
 
     async def _examine(self, record: WorkerRecord) -> Worker:
         namespace = record.identity()
@@ -135,9 +192,20 @@ class Router:
         if tokens is None:
             tokens = await asyncio.to_thread(load_tokens, folder)
             self._tokens[folder] = tokens
-        worker = Worker(record, tokens, namespace.digest(self._secret), namespace.block_tokens)
-        await check_parity(worker, self._key, self.session)
-        return worker
+        entry = self.entries().get(record.worker)
+        worker = Worker(
+            record,
+            tokens,
+            namespace.digest(self._secret),
+            namespace.block_tokens,
+            static=entry is not None,
+        )
+        if entry is None:
+            await check_parity(worker, self._key, self.session)
+            return worker
+        await check_tokens(worker, self.session, chats=entry.engine == "vllm")
+        speed = record.prefill_tokens_per_s or await measure_prefill(worker, self.session)
+        return replace(worker, record=replace(record, prefill_tokens_per_s=speed))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

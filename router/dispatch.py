@@ -4,10 +4,12 @@ Holds what the decision rests on: the view, the book, the nodes' records and one
 model a worker.
 """
 
+import heapq
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct, structs
 
 from prefixfleet.router.book import Book, Charge
 from prefixfleet.router.estimate import (
@@ -29,12 +31,12 @@ Chains = Mapping[bytes, Sequence[BlockHash]]
 
 MIN_PULL_BUDGET_S = 1.0
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
+MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dispatched:
+class Dispatched(Struct, frozen=True, kw_only=True):
     """Where a request goes, why, and what its node shall do."""
 
     worker: Worker
@@ -64,8 +66,11 @@ class Dispatcher:
         draw: Callable[[int], int] = random.randrange,
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
+        engines: View | None = None,
     ) -> None:
         self.view = view
+        # what static engines hold: no sources of pulls
+        self._engines = View(clock) if engines is None else engines
         self.book = book
         self._records = records
         self._key = key
@@ -85,9 +90,16 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        held = {kind: self.view.leading(chain) for kind, chain in chains.items()}
+        held = {
+            kind: {**self.view.leading(chain), **self._engines.leading(chain)}
+            for kind, chain in chains.items()
+        }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
-        candidates = [self._candidate(w, held[w.namespace], expected[w.namespace]) for w in workers]
+        sources = {kind: self._sources(found) for kind, found in held.items()}
+        candidates = [
+            self._candidate(w, held[w.namespace], expected[w.namespace], sources[w.namespace])
+            for w in workers
+        ]
         return self._policy(prompt.tokens, candidates, self._draw)
 
     def bind(
@@ -125,7 +137,11 @@ class Dispatcher:
         self._models.pop(name, None)
 
     def _candidate(
-        self, worker: Worker, held: Mapping[str, int], expected: Mapping[str, int]
+        self,
+        worker: Worker,
+        held: Mapping[str, int],
+        expected: Mapping[str, int],
+        sources: Sequence[Source],
     ) -> Candidate:
         node = worker.record.node
         load = self.book.load(worker.name)
@@ -139,25 +155,36 @@ class Dispatcher:
             prefill=self.prefill_model(worker),
             block_tokens=worker.block_tokens,
             block_bytes=worker.record.block_bytes,
-            sources=[
-                Source(
-                    node=source,
-                    epoch=self.view.members[source].epoch,
-                    blocks=blocks,
-                    link=self._link(node, source),
-                    wait_s=max(0.0, self._sending.get(source, 0.0) - self._clock()),
-                )
-                for source, blocks in held.items()
-                if source != node and source in self.view.members
-            ],
+            sources=self._over_links(node, sources),
         )
 
-    def _link(self, node: str, source: str) -> LinkSpeed:
-        """What ``node`` measured of its pulls from ``source``."""
+    def _sources(self, held: Mapping[str, int]) -> list[Source]:
+        """Who holds most and lives, the least asked first, as if no link had been measured."""
+        now, members = self._clock(), self.view.members
+        sources = [
+            Source(
+                node=node,
+                epoch=members[node].epoch,
+                blocks=blocks,
+                link=UNMEASURED,
+                wait_s=max(0.0, self._sending.get(node, 0.0) - now),
+            )
+            for node, blocks in held.items()
+            if node in members
+        ]
+        return heapq.nsmallest(MAX_SOURCES, sources, key=lambda s: (-s.blocks, s.wait_s))
+
+    def _over_links(self, node: str, sources: Sequence[Source]) -> Sequence[Source]:
+        """``sources`` with the links that ``node`` has measured; a node is none for itself."""
         record = self._records().get(node)
-        links = record.stats.get("links", {}) if record else {}
-        measured = links.get(source) if isinstance(links, dict) else None
-        return _read_link(measured) or UNMEASURED
+        links = record.stats.get("links") if record else None
+        if not isinstance(links, dict) or not links:
+            return [source for source in sources if source.node != node]
+        return [
+            structs.replace(source, link=_read_link(links.get(source.node)) or source.link)
+            for source in sources
+            if source.node != node
+        ]
 
 
 def _read_link(measured: object) -> LinkSpeed | None:

@@ -38,6 +38,12 @@ class Unauthorized(Refusal):
     status, kind, code = 401, "invalid_request_error", "invalid_api_key"
 
 
+class Forbidden(Refusal):
+    """Whoever asks may not, with any key."""
+
+    status, kind, code = 403, "invalid_request_error", "forbidden"
+
+
 class UnknownModel(Refusal):
     """No worker has served this model since the router started, or it is a typing error."""
 
@@ -48,6 +54,12 @@ class NotFound(Refusal):
     """There is no such route."""
 
     status, kind, code = 404, "invalid_request_error", "not_found"
+
+
+class Conflict(Refusal):
+    """It is there already."""
+
+    status, kind, code = 409, "invalid_request_error", "conflict"
 
 
 class TooSlow(Refusal):
@@ -74,6 +86,12 @@ class TooBusy(Refusal):
     status, kind, code = 429, "rate_limit_error", "overloaded"
 
 
+class NotOffered(Refusal):
+    """The engine cannot do this."""
+
+    status, kind, code = 501, "server_error", "not_offered"
+
+
 class UpstreamFailed(Refusal):
     """Every worker that was tried failed before its first byte."""
 
@@ -84,6 +102,12 @@ class NoWorker(Refusal):
     """No worker is ready to serve the model."""
 
     status, kind, code = 503, "server_error", "no_worker"
+
+
+class OrdersUnavailable(Refusal):
+    """An operator's order cannot be kept where all routers see it."""
+
+    status, kind, code = 503, "server_error", "orders_unavailable"
 
 
 def refuse(error: Refusal, *, anthropic: bool = False) -> web.Response:

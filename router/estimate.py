@@ -7,6 +7,7 @@ and follow the observed times to first token by recursive least squares with for
 """
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 KILO = 1_000.0  # tokens are counted in thousands, so that the three features have similar sizes
 FORGET = 0.95  # a sample fades to a half in 14: engines warm up, get busy, slow down
@@ -27,9 +28,12 @@ class PrefillModel:
 
     def seconds(self, tokens: int, cached: int) -> float:
         """Time to prefill ``tokens`` when the first ``cached`` of them are."""
-        return sum(c * x for c, x in zip(self.coefficients, _features(tokens, cached), strict=True))
+        c0, c1, c2 = self.coefficients
+        n, p = tokens / KILO, cached / KILO
+        return c0 + (n - p) * (c1 + c2 * (n + p))
 
 
+@lru_cache(maxsize=1_024)  # asked for every worker at every decision
 def first_guess(tokens_per_s: float) -> PrefillModel:
     """The model of a worker that prefills at ``tokens_per_s`` and was never observed."""
     a, b, c = _START_VARIANCE

@@ -15,7 +15,7 @@ from typing import Annotated
 import msgspec
 
 from prefixfleet.router.errors import Unauthorized
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.router.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +25,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the file. Limits that are absent do not limit.
 
+    ``dashboard`` lets it watch the whole fleet, every tenant's traffic included.
     ``tier`` labels metrics and may be shared by tenants. Higher ``priority`` goes first;
     among equals, ``weight`` divides the fleet between tenants that wait.
     """
@@ -34,6 +35,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     tenant: Annotated[str, msgspec.Meta(min_length=1)]
     tier: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,20}$")] = "default"
     shared_cache: bool = False
+    dashboard: bool = False
     priority: int = 0
     weight: Positive = 1.0
     max_in_flight: Annotated[int, msgspec.Meta(ge=1)] | None = None
@@ -55,37 +57,27 @@ class Keys:
 
     path: Path | None
     _by_digest: dict[str, Key] = field(default_factory=dict)
-    _stamp: tuple[int, int] = (0, 0)
+    _file: WatchedFile | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._file = WatchedFile("PREFIXFLEET_ROUTER_KEYS_FILE", self.path) if self.path else None
 
     def load(self) -> None:
         """Read the file. Raises `ConfigError` if it is absent or wrong; what was read stays."""
-        if self.path is None:
+        if self._file is None:
             return
-        try:
-            stat = self.path.stat()
-            keys = msgspec.json.decode(self.path.read_bytes(), type=_File).keys
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise ConfigError(f"PREFIXFLEET_ROUTER_KEYS_FILE: {self.path}: {error}") from error
+        keys = self._file.read(_File).keys
         by_digest = {key.sha256: key for key in keys}
         if len(by_digest) != len(keys) or len({key.name for key in keys}) != len(keys):
-            raise ConfigError(
-                f"PREFIXFLEET_ROUTER_KEYS_FILE: {self.path}: a key or name is there twice"
-            )
-        self._by_digest, self._stamp = by_digest, (stat.st_mtime_ns, stat.st_ino)
+            raise self._file.error("a key or name is there twice")
+        self._by_digest = by_digest
+        self._file.accept()
 
-    def reload_if_changed(self) -> bool:
+    def reload_if_changed(self) -> None:
         """Read the file again if it is another one. Raises `ConfigError`, see `load`."""
-        if self.path is None:
-            return False
-        try:
-            stat = self.path.stat()
-        except OSError as error:
-            raise ConfigError(f"PREFIXFLEET_ROUTER_KEYS_FILE: {self.path}: {error}") from error
-        if (stat.st_mtime_ns, stat.st_ino) == self._stamp:
-            return False
-        self.load()
-        log.info("%d API keys read from %s", len(self._by_digest), self.path)
-        return True
+        if self._file is not None and self._file.changed():
+            self.load()
+            log.info("%d API keys read from %s", len(self._by_digest), self.path)
 
     def check(self, authorization: str | None) -> Key:
         """Whose the ``Authorization`` header is. Raises `Unauthorized`."""

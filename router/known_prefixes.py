@@ -33,7 +33,7 @@ class Rendered:
     Immutable but for the memo of chains, whose entries only ever grow to the same values.
     """
 
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] = ()
     _chains: dict[tuple[BlockHash, int], list[BlockHash]] = field(default_factory=dict)
 
     def chain(self, root: BlockHash, block_tokens: int, key: bytes) -> list[BlockHash]:

@@ -1,12 +1,15 @@
 """What the router says of itself: models, health, metrics, status."""
 
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import msgspec
 from aiohttp import web
 
 from prefixfleet.router.core import Router
 from prefixfleet.router.errors import JSON
+from prefixfleet.router.siblings import all_metrics
 from prefixfleet.router.status import status_of
 
 ROUTER = web.AppKey("router", Router)
@@ -40,14 +43,20 @@ async def health(request: web.Request) -> web.Response:
     return _json(answer, status=200 if healthy else 503)
 
 
-async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text."""
-    router = request.app[ROUTER]
-    router.metrics.read_gauges(router)
-    return web.Response(
-        body=router.metrics.render(),
-        headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"},
-    )
+def metrics_of(
+    sibling_socket: Path | None,
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    """The page with Prometheus text: of all processes, if several share the port."""
+
+    async def metrics(request: web.Request) -> web.Response:
+        router = request.app[ROUTER]
+        router.metrics.read_gauges(router)
+        body = await all_metrics(sibling_socket) if sibling_socket else router.metrics.render()
+        return web.Response(
+            body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        )
+
+    return metrics
 
 
 async def status(request: web.Request) -> web.Response:

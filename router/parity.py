@@ -6,6 +6,8 @@ each worker is asked to tokenise a set of probes, and to compute one token after
 block, whose hash it reports (`Outcome.head`). Any difference refuses it, with the reason.
 """
 
+import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,6 +23,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import FleetError
 
 PROBE_TIMEOUT_S = 60.0  # one token on a CPU engine that is still warming up
+MEASURED_TOKENS = 500  # a second on a CPU engine; the smallest model takes as many
 _SALT = "prefixfleet-parity"
 _JSON = {"Content-Type": "application/json"}  # the router's session adds none by itself
 
@@ -59,13 +62,35 @@ async def check_parity(worker: Worker, key: bytes, session: aiohttp.ClientSessio
         ParityFailed: it does not; says in what.
         WorkerSilent: it could not be asked.
     """
+    await check_tokens(worker, session, chats=True)
+    for salt in ("", _SALT):
+        await _check_head(worker, key, salt, session)
+
+
+async def check_tokens(worker: Worker, session: aiohttp.ClientSession, *, chats: bool) -> None:
+    """The part of `check_parity` that any engine can answer; without ``chats`` texts only."""
     for question, ours in _questions(worker):
+        if "messages" in question and not chats:
+            continue
         answer = await _post(session, f"{worker.record.url}/tokenize", question)
         theirs = answer.get("tokens")
         if theirs != ours:
             raise ParityFailed(_difference(question, ours, theirs))
-    for salt in ("", _SALT):
-        await _check_head(worker, key, salt, session)
+
+
+async def measure_prefill(worker: Worker, session: aiohttp.ClientSession) -> float:
+    """Tokens a second of one prompt that the engine has not seen. Raises as `check_parity`."""
+    most = worker.record.max_model_tokens // 2 or MEASURED_TOKENS
+    ids = _filler_ids(worker, min(most, MEASURED_TOKENS))
+    random.shuffle(ids)  # never found in the engine's cache
+    question = {"model": worker.record.model, "prompt": ids, "max_tokens": 1}
+    started_s = time.monotonic()
+    if not await _post(session, f"{worker.record.url}/v1/completions", question):
+        raise ParityFailed(
+            f"the engine refuses a prompt of {len(ids)} tokens: set max_model_tokens, or "
+            "prefill_tokens_per_s, in the worker's entry"
+        )
+    return len(ids) / max(1e-3, time.monotonic() - started_s)
 
 
 def _questions(worker: Worker) -> Iterator[tuple[dict[str, Any], list[int] | None]]:

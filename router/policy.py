@@ -7,7 +7,8 @@ threshold and never lost in replay against a fixed ratio. Least seconds win; tie
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
 
@@ -18,8 +19,7 @@ TIE = 0.01
 """Costs within one per cent are equal: no estimate is better than that."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class Source(Struct, frozen=True, kw_only=True):
     """A node that holds ``blocks`` leading blocks of the prompt, and the link from there."""
 
     node: str
@@ -29,8 +29,7 @@ class Source:
     wait_s: float = 0.0  # until the source is done with the pulls that were planned before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(Struct, frozen=True, kw_only=True):
     """A worker that could take the request, and what is known about it at this moment."""
 
     worker: str
@@ -45,8 +44,7 @@ class Candidate:
     sources: Sequence[Source] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True):
     """The choice and its terms, in seconds; `hit_blocks` and `pull_blocks` do not overlap."""
 
     worker: str
@@ -80,33 +78,44 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     # The engine computes at least the last token itself
     usable = max(0, prompt_tokens - 1) // candidate.block_tokens
     hit = min(candidate.hit_blocks, usable)
-    queue_s = candidate.busy_s
+    source, pulled = _best_pull(prompt_tokens, candidate, hit, usable)
+    return Decision(
+        worker=candidate.worker,
+        hit_blocks=hit,
+        pull_blocks=pulled,
+        source=source,
+        queue_s=candidate.busy_s,
+        pull_s=_pull_s(source, pulled * candidate.block_bytes),
+        prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
+    )
 
-    def priced(source: Source | None, pulled: int) -> Decision:
-        cached = (hit + pulled) * candidate.block_tokens
-        return Decision(
-            worker=candidate.worker,
-            hit_blocks=hit,
-            pull_blocks=pulled,
-            source=source if pulled else None,
-            queue_s=queue_s,
-            pull_s=_pull_s(source, pulled * candidate.block_bytes) if source else 0.0,
-            prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
-        )
 
-    options = [priced(None, 0)]
+def _best_pull(
+    prompt_tokens: int, candidate: Candidate, hit: int, usable: int
+) -> tuple[Source | None, int]:
+    """From whom to pull and how many of the ``usable`` blocks behind ``hit``; nobody and 0 if
+    computing them is as fast."""
+
+    def total_s(source: Source | None, count: int) -> float:
+        pull_s = _pull_s(source, count * candidate.block_bytes)
+        cached = (hit + count) * candidate.block_tokens
+        return max(candidate.busy_s, pull_s) + candidate.prefill.seconds(prompt_tokens, cached)
+
+    best: tuple[Source | None, int] = (None, 0)
+    least_s = total_s(*best)
     for source in candidate.sources:
-        if source.node != candidate.node:
-            most = min(source.blocks, usable) - hit
-            counts = _worth_trying(
-                most, queue_s - source.wait_s, candidate.block_bytes, source.link
-            )
-            options += [priced(source, count) for count in counts]
-    return min(options, key=lambda option: option.total_s)
+        most = min(source.blocks, usable) - hit
+        if most <= 0 or source.node == candidate.node:
+            continue
+        spare_s = candidate.busy_s - source.wait_s
+        for count in _worth_trying(most, spare_s, candidate.block_bytes, source.link):
+            if (seconds := total_s(source, count)) < least_s:
+                least_s, best = seconds, (source, count)
+    return best
 
 
-def _pull_s(source: Source, num_bytes: int) -> float:
-    return source.wait_s + pull_seconds(num_bytes, source.link)
+def _pull_s(source: Source | None, num_bytes: int) -> float:
+    return source.wait_s + pull_seconds(num_bytes, source.link) if source else 0.0
 
 
 def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:
@@ -116,8 +125,7 @@ def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) 
     sum is concave on both sides of the point where the pull outlasts the queue, so its least value
     is at an end of one of the two ranges.
     """
-    if most > 0:
-        yield most
-        free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
-        if 0 < free < most:
-            yield free
+    yield most
+    free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
+    if 0 < free < most:
+        yield free

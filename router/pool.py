@@ -27,7 +27,15 @@ class Target:
 class Pool:
     """Owned by the router's event loop. No limit on connections: the router limits requests."""
 
-    def __init__(self, *, connect_timeout_s: float, silence_timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        connect_timeout_s: float,
+        silence_timeout_s: float,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """``tls`` is for https workers; the system's own trust without it."""
+        self._tls = tls or ssl.create_default_context()
         self._connect_timeout_s = connect_timeout_s
         self._silence_timeout_s = silence_timeout_s
         self._idle: dict[str, deque[Connection]] = {}
@@ -43,7 +51,7 @@ class Pool:
         """The parts of ``url``. Raises `ValueError` if it is none of http or https."""
         known = self._targets.get(url)
         if known is None:
-            known = self._targets[url] = _target(url)
+            known = self._targets[url] = _target(url, self._tls)
         return known
 
     def take_idle(self, url: str) -> Connection | None:
@@ -98,10 +106,10 @@ class Pool:
             connection.close()
 
 
-def _target(url: str) -> Target:
+def _target(url: str, context: ssl.SSLContext) -> Target:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"worker URL {url!r}: expected http://host:port")
-    tls = ssl.create_default_context() if parts.scheme == "https" else None
+    tls = context if parts.scheme == "https" else None
     port = parts.port or (443 if tls else 80)
     return Target(parts.hostname, port, tls, parts.netloc, parts.path.rstrip("/"))

@@ -6,7 +6,8 @@ thread. Whatever cannot be tokenised here (images, odd fields, templates of the 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from prefixfleet.router.body import Body
 from prefixfleet.router.dialects import Chat, anthropic_messages, chat_completion, responses
@@ -21,15 +22,14 @@ BYTES_PER_TOKEN = 4  # of JSON; for the load of a prompt that is not tokenised
 _OPAQUE_FIELDS = ("chat_template", "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
+class Prompt(Struct, frozen=True, kw_only=True):
     """``rendered`` is the longest sequence of the request; empty if ``blind`` says why.
 
     ``tokens`` counts all sequences of the prompt (guessed if blind), ``outputs`` the sequences
     that will be generated.
     """
 
-    rendered: Rendered = field(default_factory=lambda: Rendered(()))
+    rendered: Rendered = field(default_factory=Rendered)
     tokens: int
     outputs: int = 1
     salt: str = ""

@@ -6,6 +6,7 @@ record changes, and again after it failed before our eyes. States: "checking", "
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from typing import Protocol
 
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.errors import NoWorker, UnknownModel
+from prefixfleet.router.orders import Orders
 from prefixfleet.router.parity import ParityFailed, WorkerSilent
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
@@ -63,10 +65,24 @@ class _Seat:
 class Roster:
     """Owned by the router's event loop. `run` keeps it up to date until it is cancelled."""
 
-    def __init__(self, registry: Registry, examine: Examine, degraded: Degraded) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        examine: Examine,
+        degraded: Degraded,
+        orders: Orders,
+        static: Callable[[], list[WorkerRecord]],
+        joined: Callable[[str], None],
+    ) -> None:
+        """``static`` gives the workers that no registry lists; they need none. ``joined`` is told
+        of a worker that gets ready while others are."""
         self._registry = registry
         self._examine = examine
         self._degraded = degraded
+        self._orders = orders
+        self._static = static
+        self._joined = joined
+        self._registered: list[WorkerRecord] = []
         self._seats: dict[str, _Seat] = {}
         self._empty_answers = 0
         self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
@@ -118,8 +134,22 @@ class Roster:
                 _stop(seat)
 
     async def _refresh(self) -> None:
+        await self._read_registry()
+        self.look_again()
+        with contextlib.suppress(IndexUnavailable):  # the registry says so
+            await self._orders.forget_unseen(r.worker for r in self._listed())
+
+    def look_again(self) -> None:
+        """Follow the lists and orders as they are known here now."""
+        self.take(self._orders.applied(self._listed()))
+
+    def _listed(self) -> list[WorkerRecord]:
+        return [*self._registered, *self._static()]
+
+    async def _read_registry(self) -> None:
         try:
             records = await self._registry.workers()
+            await self._orders.read()
         except IndexUnavailable as error:
             self._degraded.enter(
                 "registry",
@@ -128,10 +158,10 @@ class Roster:
             )
             return
         self._empty_answers = 0 if records else self._empty_answers + 1
-        if self._seats and 0 < self._empty_answers < EMPTY_ANSWERS:
+        if self._registered and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the registry was emptied than every worker died
         self._degraded.end("registry")
-        self.take(records)
+        self._registered = records
 
     def take(self, records: list[WorkerRecord]) -> None:
         """Make the seats agree with ``records``: new and changed ones are examined."""
@@ -181,6 +211,8 @@ class Roster:
                 log.exception("worker %s is refused: a fault of the router", seat.record.worker)
                 return
             else:
+                if any(other.state == "ready" for other in self._seats.values()):
+                    self._joined(seat.record.worker)
                 seat.state, seat.reason = seat.record.state, ""
                 log.info("worker %s is %s", seat.record.worker, seat.state)
                 return

@@ -7,11 +7,10 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
-from msgspec import to_builtins
+from msgspec import structs, to_builtins
 
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.core import Router
@@ -23,6 +22,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.tracing import RequestSpan
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
@@ -35,6 +35,13 @@ INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a milli
 
 async def serve_prompt(router: Router, request: web.Request, route: Route) -> web.StreamResponse:
     """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
+    with router.tracing.request(route.path, request.headers) as span:
+        return await _serve(router, request, route, span)
+
+
+async def _serve(
+    router: Router, request: web.Request, route: Route, span: RequestSpan
+) -> web.StreamResponse:
     received_s = router.clock()
     _refuse_if_full(router)
     key = router.keys.check(_authorization(request))
@@ -43,7 +50,7 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
         model = body.get("model", str)
         if model is None:
             raise BadRequest("the field 'model' is missing or no text", param="model")
-        workers = router.roster.ready(model)
+        workers = router.traffic.allowed(router.roster.ready(model))
         prompt, chains = await _understand(router, body, route, key, workers)
         router.limits.charge_tokens(key, prompt.tokens)
         passage = Passage(
@@ -56,6 +63,7 @@ async def serve_prompt(router: Router, request: web.Request, route: Route) -> we
             received_s=received_s,
             deadline_s=deadline_of(request.headers),
             id=router.new_id(),
+            span=span,
         )
         passage.note_prompt()
         return await _try_workers(passage, workers, chains)
@@ -95,7 +103,7 @@ async def _understand(
 
     def read() -> tuple[Prompt, Chains]:
         prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
-        prompt = replace(prompt, salt=router.salt_of(key, prompt.salt))
+        prompt = structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
         return prompt, router.dispatcher.chains(prompt, workers)
 
     with router.metrics.tokenise_s.time():
@@ -124,6 +132,7 @@ async def _try_workers(
             return await _send(passage, dispatched)
         except WorkerLost as loss:
             failures.append(str(loss))
+            router.traffic.failed(dispatched.worker.name)
             left.remove(dispatched.worker)
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason != "status":
@@ -134,10 +143,14 @@ async def _try_workers(
 def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.route.takes_plan:
         return passage.body.raw
-    fields: dict[str, Any] = {TRANSFER_KEY: {PARAMS_KEY: to_builtins(dispatched.plan)}}
+    fields: dict[str, Any] = {}
+    if not dispatched.worker.static:
+        fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
+    elif TRANSFER_KEY in passage.body.fields:
+        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
-    return with_fields(passage.body, fields)
+    return with_fields(passage.body, fields) if fields else passage.body.raw
 
 
 async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
@@ -156,18 +169,31 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             expected_s=dispatched.decision.prefill_s,
         ) as charge,
     ):
+        headers = to_worker(request.headers, passage.id, with_key=router.keys.path is None)
+        passage.span.carry(headers)
         async with ask(
             router.pool,
             worker.record.url,
             request.rel_url.raw_path_qs,
-            to_worker(request.headers, passage.id, with_key=router.keys.path is None),
+            headers,
             _body_with_plan(passage, dispatched),
         ) as answer:
             charge.first_byte(router.clock())
             router.turns.look()
+            passage.span.first_byte(answer.status)
+            _judge(router, worker, answer.status)
             if answer.status == 200:
                 passage.note_first_byte(dispatched, charge)
             response, whole = await pass_on(answer, request, passage.headers(dispatched))
     if response.status == 200:
         passage.note_reuse(dispatched, whole)
+        router.engines.note_prompt(worker.name, len(dispatched.chain))
     return response
+
+
+def _judge(router: Router, worker: Worker, status: int) -> None:
+    """An answer of a worker's own fault counts against it, however it reaches the client."""
+    if status >= 500:
+        router.traffic.failed(worker.name)
+    else:
+        router.traffic.succeeded(worker.name)

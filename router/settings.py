@@ -1,7 +1,7 @@
 """What one router reads from the environment: the section ``PREFIXFLEET_ROUTER_``."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -22,3 +22,17 @@ class RouterSettings(Section):
     silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders
     keys_file: Path | None = None  # API keys, see `keys`; without it everybody may ask
+    workers_file: Path | None = None  # engines without our connector, see `static_workers`
+    admin_key_file: Path | None = None  # key of the admin API, at least 16 bytes; without it off
+    health_interval_s: float = Field(default=2.0, ge=0)  # three failed looks in 6 s; 0: never
+    slow_start_s: float = Field(default=10.0, ge=0)  # a new worker gets its full share after this
+    log_format: Literal["text", "json"] = "text"  # json: one object a line, for collectors
+    tls_cert_file: Path | None = None  # with its key: the router serves https only
+    tls_key_file: Path | None = None  # not encrypted
+    tls_client_ca_file: Path | None = None  # clients must show a certificate that it signed
+    worker_ca_file: Path | None = None  # trusted for https workers, besides the system's own
+    worker_cert_file: Path | None = None  # shown to workers that ask for one
+    worker_key_file: Path | None = None  # not encrypted
+    otlp_endpoint: str = Field(
+        default="", pattern=r"^(https?://.+)?$"
+    )  # traces go there; empty: off

@@ -178,7 +178,10 @@ class Simulation:
         return max(wait_s, decision.total_s - decision.prefill_s) + decision.prefill_s
 
     def _look(self) -> None:
-        while found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free):
+        # Who waits goes to a free worker or not at all: with none free there is nothing to decide
+        while self._somebody_free() and (
+            found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free)
+        ):
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
@@ -189,6 +192,9 @@ class Simulation:
         return self._dispatcher.decide(
             Prompt(tokens=turn.prompt_tokens), turn.chains, self._workers
         )
+
+    def _somebody_free(self) -> bool:
+        return any(self._is_free(worker.name) for worker in self._workers)
 
     def _is_free(self, worker: str) -> bool:
         return self._book.load(worker).queued_requests == 0

@@ -1,8 +1,9 @@
 """What `prefixfleet status` prints of one router. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
+
+from msgspec import structs
 
 from prefixfleet.router.core import Router
 
@@ -68,7 +69,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "model": standing.record.model,
             "state": standing.state,
             "reason": standing.reason,
-            "load": asdict(router.book.load(standing.record.worker)),
+            "load": structs.asdict(router.book.load(standing.record.worker)),
         }
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)
     ]

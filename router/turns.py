@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from prefixfleet.router.book import Book
+from prefixfleet.router.book import Book, Load
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key
@@ -55,6 +55,15 @@ class Turns:
     def __len__(self) -> int:
         """Requests that wait."""
         return len(self._queue)
+
+    def load(self) -> Load:
+        """What waits: its tokens, requests and seconds of prefill."""
+        queue = self._queue
+        return Load(
+            queued_tokens=sum(turn.prompt.tokens for turn in queue),
+            queued_requests=len(queue),
+            busy_s=sum(turn.prefill_s for turn in queue),
+        )
 
     async def wait(
         self,
@@ -117,7 +126,10 @@ class Turns:
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
         now = self._clock()
-        while found := next_to_go(self._queue, now, self._decide, self._is_free, self._shares):
+        while self._queue and self._somebody_is_free():
+            found = next_to_go(self._queue, now, self._decide, self._is_free, self._shares)
+            if found is None:
+                break
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
@@ -133,6 +145,11 @@ class Turns:
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
         return self._dispatcher.decide(turn.prompt, turn.chains, turn.workers)
+
+    def _somebody_is_free(self) -> bool:
+        """Else nobody can go: under load that is so at most looks, and a decision takes longer."""
+        names = {worker.name for turn in self._queue for worker in turn.workers}
+        return any(map(self._is_free, names))
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)

@@ -10,10 +10,12 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import OURS
+from prefixfleet.router.json_log import DECISION
 from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.tracing import RequestSpan
 
 log = logging.getLogger("prefixfleet.router.decisions")
 
@@ -31,6 +33,7 @@ class Passage:
     received_s: float
     deadline_s: float  # the client's own limit on the time to first token; 0: none
     id: str
+    span: RequestSpan
 
     def headers(self, dispatched: Dispatched) -> dict[str, str]:
         """The decision, for the client. Tokens are what was expected when it was taken."""
@@ -55,24 +58,38 @@ class Passage:
     def say_why(self, dispatched: Dispatched) -> None:
         """The line that says why this worker."""
         decision = dispatched.decision
-        source = decision.source.node if decision.source else "nobody"
         self.router.metrics.decisions.labels(
             dispatched.worker.name, "yes" if decision.source else "no"
         ).inc()
+        terms = self.terms(dispatched)
+        self.span.decided(terms)
+        model = self.router.dispatcher.prefill_model(dispatched.worker)
+        cold_s = model.seconds(self.prompt.tokens, 0)
+        self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         log.info(
-            "request %s: %d tokens to %s on %s: %d blocks there, %d pulled from %s; "
-            "queue %.3f s, pull %.3f s, prefill %.3f s",
-            self.id,
-            self.prompt.tokens,
-            dispatched.worker.name,
-            dispatched.worker.record.node,
-            decision.hit_blocks,
-            decision.pull_blocks,
-            source,
-            decision.queue_s,
-            decision.pull_s,
-            decision.prefill_s,
+            "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d "
+            "blocks there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, "
+            "pull %(pull_s).3f s, prefill %(prefill_s).3f s",
+            terms,
+            extra={DECISION: terms},
         )
+
+    def terms(self, dispatched: Dispatched) -> dict[str, str | int | float]:
+        """What the decision rests on, by name."""
+        decision = dispatched.decision
+        return {
+            "request": self.id,
+            "route": self.route.name,
+            "tokens": self.prompt.tokens,
+            "worker": dispatched.worker.name,
+            "node": dispatched.worker.record.node,
+            "hit_blocks": decision.hit_blocks,
+            "pull_blocks": decision.pull_blocks,
+            "source": decision.source.node if decision.source else "nobody",
+            "queue_s": round(decision.queue_s, 6),
+            "pull_s": round(decision.pull_s, 6),
+            "prefill_s": round(decision.prefill_s, 6),
+        }
 
     def note_first_byte(self, dispatched: Dispatched, charge: Charge) -> None:
         """Compare the estimate with what happened, and learn from it."""
@@ -81,6 +98,7 @@ class Passage:
         metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
+            self.router.activity.first_byte(self.id, observed_s)
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
 
@@ -104,6 +122,9 @@ class Passage:
         for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
             tokens.labels(source, basis).inc(count * block_tokens)
         tokens.labels("computed", basis).inc(computed)
+        self.router.activity.ended(
+            self.id, (blocks[0] + blocks[1]) * block_tokens, blocks[2] * block_tokens, computed
+        )
         ratio = min(1.0, reused / self.prompt.tokens)
         self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)

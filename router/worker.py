@@ -8,12 +8,16 @@ from prefixfleet.store.records import WorkerRecord
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Worker:
-    """``namespace`` is the digest that its chains start from."""
+    """``namespace`` is the digest that its chains start from.
+
+    ``static`` is a plain engine from the workers file: it takes no plan and reports no outcome.
+    """
 
     record: WorkerRecord
     tokens: Tokens
     namespace: bytes
     block_tokens: int
+    static: bool = False
 
     @property
     def name(self) -> str:

@@ -28,15 +28,13 @@ def make_room(pool: SlotPool, missing: Sequence[BlockHash], position: int) -> Ro
     freed, as those of `SlotPool.choose_victims`.
     """
     blocks = min(pool.free_slots, len(missing))
-    hashes: list[BlockHash] = []
-    slots: list[int] = []
+    leaving = Victims((), ())
     rest = range(blocks, len(missing))
     for worth, group in itertools.groupby(rest, key=lambda i: pool.worth(missing[i], position + i)):
         wanted = len(list(group))
         victims = pool.choose_victims(wanted, below=worth)
-        hashes += victims.hashes
-        slots += victims.slots
+        leaving += victims
         blocks += len(victims.slots)
         if len(victims.slots) < wanted:
             break
-    return Room(blocks, Victims(tuple(hashes), tuple(slots)))
+    return Room(blocks, leaving)

@@ -25,8 +25,8 @@ EngineHash = int | bytes
 class BlocksStored:
     """New full blocks, each following the one before, the first one following ``parent``.
 
-    ``scoped`` says that a LoRA, a salt or an image is part of the hashes: the tokens alone do
-    not name such blocks.
+    ``salt`` is the tenant's, which an engine mixes into the first block of a prompt. ``scoped``
+    says that a LoRA or an image is part of the hashes: tokens and salt do not name such blocks.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -35,6 +35,7 @@ class BlocksStored:
     block_tokens: int
     medium: str
     group: int
+    salt: str
     scoped: bool
 
 
@@ -127,7 +128,7 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         raise ProtocolError("engine events: BlockStored without token_ids or block_size")
     if parent is not None and not isinstance(parent, int | bytes):
         raise ProtocolError(f"engine events: parent_block_hash is {reprlib.repr(parent):.40}")
-    extra = fields.get("extra_keys")
+    salt, others = _salt(fields, is_first=parent is None)
     return BlocksStored(
         hashes=hashes,
         parent=parent,
@@ -135,11 +136,32 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         block_tokens=size,
         medium=_medium(fields),
         group=_group(fields),
-        scoped=_is_set(fields.get("lora_id"))
-        or _is_set(fields.get("lora_name"))
-        or _is_set(fields.get("cache_salt"))
-        or (isinstance(extra, list) and any(_is_set(key) for key in extra)),
+        salt=salt,
+        scoped=others or _is_set(fields.get("lora_id")) or _is_set(fields.get("lora_name")),
     )
+
+
+def _salt(fields: dict[str, Any], *, is_first: bool) -> tuple[str, bool]:
+    """The salt in the hash of a prompt's first block, and whether anything else is in the hashes.
+
+    SGLang names it. vLLM puts it among the first block's extra keys, a list a block, without a
+    tag: one text there is the salt, since images come with their positions.
+    """
+    extra = fields.get("extra_keys")
+    keys = [_listed(key) for key in extra] if isinstance(extra, list) else []
+    named = fields.get("cache_salt")
+    if isinstance(named, str) and named:
+        return named, any(key not in ([], [named]) for key in keys)
+    if is_first and keys and len(keys[0]) == 1 and isinstance(keys[0][0], str):
+        return keys[0][0], any(keys[1:])
+    return "", _is_set(named) or any(keys)
+
+
+def _listed(key: object) -> list[object]:
+    """One block's extra keys; an older engine sends a single one bare."""
+    if isinstance(key, list):
+        return key
+    return [key] if _is_set(key) else []
 
 
 def _hashes(fields: dict[str, Any]) -> tuple[EngineHash, ...]:

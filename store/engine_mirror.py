@@ -6,7 +6,7 @@ each removed on its own, so copies are counted per medium and group.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -40,16 +40,17 @@ class Change:
 class EngineMirror:
     """One engine's own cache. Owned by whoever follows that engine's events.
 
-    ``root`` is the chain's root for a request without LoRA and salt; blocks with either are not
-    named by their tokens, are not followed, and are counted in ``unfollowed``.
+    ``root_of`` gives the chain's root for a salt, "" for none. Blocks with a LoRA or an image are
+    not named by their tokens, are not followed, and are counted in ``unfollowed``.
     """
 
-    def __init__(self, root: BlockHash, block_tokens: int, key: bytes) -> None:
-        self._root = root
+    def __init__(self, root_of: Callable[[str], BlockHash], block_tokens: int, key: bytes) -> None:
+        self._root_of = root_of
         self._block_tokens = block_tokens
         self._key = key
         self.expected: int | None = None  # next sequence; None before the first batch
         self.unfollowed = 0
+        self.other_block_tokens = 0  # the engine's own block size, if it is not ours
         self._ours: dict[EngineHash, BlockHash] = {}
         self._copies: Counter[tuple[EngineHash, str, int]] = Counter()
         self._held: Counter[EngineHash] = Counter()
@@ -116,9 +117,11 @@ class EngineMirror:
         return new
 
     def _hashes_of(self, event: BlocksStored) -> Sequence[BlockHash]:
-        parent = self._root if event.parent is None else self._ours.get(event.parent)
+        parent = self._root_of(event.salt) if event.parent is None else self._ours.get(event.parent)
         whole = len(event.token_ids) == len(event.hashes) * event.block_tokens
-        if event.scoped or parent is None or not whole or event.block_tokens != self._block_tokens:
+        ours = event.block_tokens == self._block_tokens
+        self.other_block_tokens = 0 if ours else event.block_tokens
+        if event.scoped or parent is None or not whole or not ours:
             self.unfollowed += len(event.hashes)
             return ()
         return extend_chain(parent, event.token_ids, self._block_tokens, self._key)

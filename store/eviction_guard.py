@@ -5,7 +5,7 @@ Pure counting: what the pool served against what LRU would have served from as m
 not buy the right to lose now.
 """
 
-PATIENCE = 64
+PATIENCE = 128
 """Average requests' worth of LRU hits that the order may be behind."""
 FIRST_PAUSE = 512
 LONGEST_PAUSE = 1 << 15

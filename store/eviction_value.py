@@ -9,7 +9,8 @@ than what it would push out is better not stored (`store/admission.py`).
 As evidence grows, this learns by itself what LRU cannot know: that a conversation's next turn comes
 after a while, not at once; that a scan never returns; which templates bring talkative users. When
 it has served fewer hits than LRU would have, it ranks by last use until it has proved itself anew.
-Time: a few samples an eviction, like LRU in Redis; a request costs O(its blocks).
+Where the model sees no clear difference it does what LRU does. Time: a few samples an eviction,
+like LRU in Redis, and a heap; a request costs O(its blocks).
 """
 
 import math
@@ -19,11 +20,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.eviction_guard import Guard
 from prefixfleet.store.eviction_history import UseHistory
 from prefixfleet.store.reuse import UNKNOWN, bucket
 
 SAMPLES = 8
+CLEARLY_LESS = 0.5
+"""A block goes before the one that LRU would take when it is worth less than this part of it."""
+A_TIE_IS_ENOUGH = 1.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +56,7 @@ class ValueOrder:
         self._prices = prices or Prices()
         self._history = UseHistory(num_slots)
         self._guard = Guard()
+        self._by_age = LruOrder()
         self._draw = random.Random(seed)
         self._hash: list[BlockHash] = [b""] * num_slots
         self._used = array("d", [0.0]) * num_slots
@@ -76,11 +82,13 @@ class ValueOrder:
         self._hash[slot] = block
         self._position[slot] = position
         self._loss_s[slot] = self._prices.loss_s(position, 0)
+        self._by_age.insert(slot, block, parent=parent, position=position, now=now)
         self.touch(slot, now=now)
 
     def touch(self, slot: int, *, now: float) -> None:
         """See `EvictionOrder`."""
         self._used[slot] = now
+        self._by_age.touch(slot, now=now)
         self._class[slot] = self._history.class_of(self._hash[slot])
 
     def note_copies(self, slot: int, copies: int) -> None:
@@ -89,6 +97,7 @@ class ValueOrder:
 
     def offer(self, slot: int) -> None:
         """See `EvictionOrder`."""
+        self._by_age.offer(slot)
         self._place[slot] = len(self._offered)
         self._offered.append(slot)
         self._is_offered[slot] = True
@@ -96,6 +105,7 @@ class ValueOrder:
 
     def retract(self, slot: int) -> None:
         """See `EvictionOrder`."""
+        self._by_age.retract(slot)
         last = self._offered.pop()
         if last != slot:
             place = self._offered[self._place[slot]] = last
@@ -107,25 +117,34 @@ class ValueOrder:
         self._resident -= 1
 
     def worth(self, block: BlockHash, *, position: int) -> float:
-        """See `EvictionOrder`."""
+        """See `EvictionOrder`. A tie goes to what is new: so it does in LRU."""
         if not self._guard.trusts:
             return math.inf
         index = self._history.model.index(self._history.class_of(block))
-        return index[0] * self._prices.loss_s(position, 0)
+        return index[0] * self._prices.loss_s(position, 0) * A_TIE_IS_ENOUGH
 
     def first(self, *, now: float, below: float = math.inf) -> int | None:
-        """See `EvictionOrder`. The least of a few that are drawn; but when the last answer was
-        taken and its parent is worth no more, the parent: a chain goes as a whole."""
+        """See `EvictionOrder`. The least of a few that are drawn, if it is clearly less than the
+        one used longest ago; but when the last answer was taken and its parent is worth no more,
+        the parent: a chain goes as a whole."""
         slot, at, rank = self._chosen
         if at != now or not self._is_offered[slot]:
             heir = self._last_offered
             if not self._offered:
                 return None
             if at != now or not self._is_offered[heir] or self._rank(heir, now) > rank:
-                heir = self._draw_least(now)
+                heir = self._least(now)
             slot, rank = heir, self._rank(heir, now)
             self._chosen = (slot, now, rank)
         return slot if rank < below else None
+
+    def _least(self, now: float) -> int:
+        oldest = self._by_age.first(now=now)
+        assert oldest is not None, "something is offered"
+        if not self._guard.trusts:
+            return oldest
+        drawn = self._draw_least(now)
+        return drawn if self._rank(drawn, now) < CLEARLY_LESS * self._rank(oldest, now) else oldest
 
     def _draw_least(self, now: float) -> int:
         offered, count, draw = self._offered, len(self._offered), self._draw.random

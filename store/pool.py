@@ -41,6 +41,16 @@ class Victims:
 
     hashes: tuple[BlockHash, ...]
     slots: tuple[int, ...]
+    parents: tuple[BlockHash, ...] = ()  # of each, empty at a chain's root
+    uses: tuple[int, ...] = ()  # requests that found each since it came, 255 at most
+
+    def __add__(self, others: "Victims") -> "Victims":
+        return Victims(
+            self.hashes + others.hashes,
+            self.slots + others.slots,
+            self.parents + others.parents,
+            self.uses + others.uses,
+        )
 
 
 class SlotPool:
@@ -60,6 +70,7 @@ class SlotPool:
         self._state = bytearray(num_slots)
         self._pins = array("I", [0]) * num_slots
         self._offered = bytearray(num_slots)
+        self._uses = bytearray(num_slots)
         self._tree = SlotTree(num_slots)
         self._free = array("i", range(num_slots - 1, -1, -1))
 
@@ -68,14 +79,20 @@ class SlotPool:
         """Slots that `reserve` can hand out now."""
         return len(self._free)
 
+    @property
+    def can_evict(self) -> bool:
+        """Whether any block may leave now."""
+        return self._order.first(now=self._clock()) is not None
+
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are resident."""
         return len(self._run(chain))
 
-    def pin(self, hashes: Sequence[BlockHash]) -> Pin:
+    def pin(self, hashes: Sequence[BlockHash], *, used: bool = True) -> Pin:
         """Keep the leading resident run of ``hashes`` in place until the pin is released.
 
-        You *must* release it; it is a context manager. Pinning counts as a use of each block.
+        You *must* release it; it is a context manager. Pinning counts as a use of each block,
+        unless you say that they are not ``used``.
         """
         now = self._clock()
         slots = self._run(hashes)
@@ -83,7 +100,8 @@ class SlotPool:
             self._pins[slot] += 1
             if self._offered[slot]:
                 self._review(slot)
-            self._order.touch(slot, now=now)
+            if used:
+                self._order.touch(slot, now=now)
         return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
 
     def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> Reservation:
@@ -118,6 +136,15 @@ class SlotPool:
             self._commit(slot)
         self._free = array("i", (s for s in range(self.num_slots - 1, -1, -1) if not taken[s]))
 
+    def knows(self, block: BlockHash) -> bool:
+        """Whether the block is here in any way: being written, resident or on its way out."""
+        return block in self._slot_of
+
+    def position_after(self, parent: BlockHash) -> int:
+        """Place in its chain of what follows ``parent``; 0 after one that is not here."""
+        slot = self._slot_of.get(parent, NO_SLOT)
+        return self._tree.depth(slot) + 1 if slot >= 0 else 0
+
     def position(self, slot: int) -> int:
         """Place in its chain of the block in ``slot``; 0 at the root."""
         return self._tree.depth(slot)
@@ -125,7 +152,19 @@ class SlotPool:
     def observe(self, chain: Sequence[BlockHash]) -> None:
         """Tell the eviction order that a request asks for ``chain``, from its root. Once a
         request, and before its blocks are pinned: an order that learns lives on it."""
-        self._order.observe(chain, self.match(chain), now=self._clock())
+        here = self._run(chain)
+        for slot in here:
+            self._uses[slot] = min(255, self._uses[slot] + 1)
+        self._order.observe(chain, len(here), now=self._clock())
+
+    def chain_to(self, block: BlockHash) -> list[BlockHash]:
+        """The resident blocks from the chain's root to ``block``; none if it is not resident."""
+        slot = self._slot_of.get(block, NO_SLOT)
+        path: list[BlockHash] = []
+        while slot >= 0 and self._state[slot] == _RESIDENT:
+            path.append(self._hash[slot])
+            slot = self._tree.parent(slot)
+        return path[::-1]
 
     def worth(self, block: BlockHash, position: int) -> float:
         """What the eviction order would give to store this block: see `EvictionOrder.worth`."""
@@ -137,14 +176,18 @@ class SlotPool:
         Never a pinned block, nor one that others follow. Fewer come back when no more may go, or
         none is worth less than ``below``.
         """
-        slots: list[int] = []
+        leaving: list[tuple[int, BlockHash]] = []
         now = self._clock()
-        while len(slots) < count:
+        while len(leaving) < count:
             if (slot := self._order.first(now=now, below=below)) is None:
                 break
-            self._leave(slot)
-            slots.append(slot)
-        return self._victims(slots)
+            leaving.append((slot, self._leave(slot)))
+        return self._victims(leaving)
+
+    def expel(self, hashes: Iterable[BlockHash]) -> Victims:
+        """Those of ``hashes`` that may go leave, whatever they are worth. Name leaves first."""
+        slots = (self._slot_of.get(block, NO_SLOT) for block in hashes)
+        return self._victims([(s, self._leave(s)) for s in slots if s >= 0 and self._offered[s]])
 
     def drop(self, block: BlockHash) -> Victims:
         """A corrupt block and every resident block after it leave, also where they are pinned.
@@ -156,9 +199,7 @@ class SlotPool:
             return Victims((), ())
         doomed = [s for s in self._tree.subtree(slot) if self._state[s] == _RESIDENT]
         doomed.reverse()  # leaf first
-        for member in doomed:
-            self._leave(member)
-        return self._victims(doomed)
+        return self._victims([(member, self._leave(member)) for member in doomed])
 
     def free(self, victims: Victims) -> None:
         """Give the slots of ``victims`` away. Call it once, after they are withdrawn."""
@@ -187,6 +228,20 @@ class SlotPool:
         for block, slot in self._slot_of.items():
             if self._state[slot] == _RESIDENT:
                 yield block, self._head[slot]
+
+    def chains(self) -> Iterator[list[BlockHash]]:
+        """Each resident block that no resident block follows, with all before it, root first.
+        Use it up before the pool changes."""
+        for slot in range(self.num_slots):
+            if self._state[slot] != _RESIDENT:
+                continue
+            if any(self._state[child] == _RESIDENT for child in self._tree.children(slot)):
+                continue
+            chain = []
+            while slot >= 0:
+                chain.append(self._hash[slot])
+                slot = self._tree.parent(slot)
+            yield chain[::-1]
 
     def counts(self) -> PoolCounts:
         """How many slots are in which state."""
@@ -283,6 +338,7 @@ class SlotPool:
             self._abandon(slot, quarantine=False)
             return False
         self._state[slot] = _RESIDENT
+        self._uses[slot] = 0
         self._order.insert(
             slot,
             self._hash[slot],
@@ -298,11 +354,14 @@ class SlotPool:
         self._cut(slot)
         self._forget(slot, _QUARANTINED if quarantine else _FREE)
 
-    def _leave(self, slot: int) -> None:
+    def _leave(self, slot: int) -> BlockHash:
+        """The block is on its way out; its parent."""
+        parent = self._tree.parent(slot)
         self._state[slot] = _LEAVING
         self._review(slot)
         self._order.remove(slot)
         self._cut(slot)
+        return b"" if parent == ROOT else self._hash[parent]
 
     def _cut(self, slot: int) -> None:
         parent = self._tree.remove(slot)
@@ -329,5 +388,11 @@ class SlotPool:
         else:
             self._review(slot)
 
-    def _victims(self, slots: Sequence[int]) -> Victims:
-        return Victims(tuple(self._hash[slot] for slot in slots), tuple(slots))
+    def _victims(self, leaving: Sequence[tuple[int, BlockHash]]) -> Victims:
+        slots = tuple(slot for slot, _ in leaving)
+        return Victims(
+            hashes=tuple(self._hash[slot] for slot in slots),
+            slots=slots,
+            parents=tuple(parent for _, parent in leaving),
+            uses=tuple(self._uses[slot] for slot in slots),
+        )

@@ -95,6 +95,7 @@ class WorkerRecord(_Record):
     max_model_tokens: Count
     prefill_tokens_per_s: Rate
     state: str = "ready"
+    rollout: Count = 0  # number of the update whose settings it was started with
 
     def identity(self) -> Namespace:
         """The namespace, checked. Raises `ConfigError`."""
@@ -108,6 +109,28 @@ class WorkerRecord(_Record):
             return msgspec.convert(self.namespace, Namespace)
         except msgspec.ValidationError as error:
             raise ConfigError(f"worker {self.worker}: namespace: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetWish(_Record):
+    """What an operator wants of a running fleet; whoever runs its processes brings it about.
+
+    ``draining`` names workers, nodes and hosts' addresses that shall get no new requests.
+    ``nodes`` is how many nodes shall run engines (0: as many as were started). ``rollout`` counts
+    updates: every worker that was started by an earlier one is to be replaced, one after the
+    other, with ``environ`` over the settings it had. ``failed`` says why an update went no
+    further; empty while it may. With ``most`` above 0 the fleet itself moves ``nodes`` between
+    ``least`` and ``most``, so that a request waits about ``wait_s`` seconds for an engine.
+    """
+
+    draining: tuple[str, ...] = ()
+    nodes: Count = 0
+    least: Count = 0
+    most: Count = 0
+    wait_s: Seconds = 0.0
+    rollout: Count = 0
+    environ: dict[str, str] = field(default_factory=dict)
+    failed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,8 @@
--- Workers that serve requests: who is there, until when, by this server's clock.
+-- Workers that serve requests: who is there, until when, by this server's clock. And what the
+-- operator wishes of the fleet.
 --
--- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline.
--- Neither has a time to live: a policy of volatile-lru must not evict them.
+-- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline,
+-- wish HASH generation, record. None has a time to live: a policy of volatile-lru must not evict them.
 
 local function now_s()
   local time = redis.call('TIME')
@@ -34,6 +35,22 @@ local function workers(keys)
   return records
 end
 
+local function wish(keys)
+  return redis.call('HMGET', keys[1] .. 'wish', 'generation', 'record')
+end
+
+-- Replaces the wish of that generation: 0 if another one came between.
+local function change_wish(keys, args)
+  local key = keys[1] .. 'wish'
+  if (redis.call('HGET', key, 'generation') or '0') ~= args[1] then
+    return 0
+  end
+  redis.call('HSET', key, 'record', args[2])
+  return redis.call('HINCRBY', key, 'generation', 1)
+end
+
 redis.register_function { function_name = LIBRARY .. '_announce', callback = announce, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_withdraw', callback = withdraw, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_workers', callback = workers, flags = { 'no-writes' } }
+redis.register_function { function_name = LIBRARY .. '_wish', callback = wish, flags = { 'no-writes' } }
+redis.register_function { function_name = LIBRARY .. '_change_wish', callback = change_wish, flags = { 'allow-oom' } }

@@ -1,11 +1,16 @@
-"""`WorkerRegistry`: which engines serve requests, as they say themselves. The other half of the
-meeting place of cluster and router; the blocks are in `index`."""
+"""`WorkerRegistry`: which engines serve requests, as they say themselves, and what the operator
+wishes of them. The other half of the meeting place of cluster and router; the blocks are in
+`index`."""
 
 import logging
+from collections.abc import Callable
 
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
-from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.redis_functions import RedisFunctions
+
+MAX_CHANGES = 10
+"""How often a change of the wish is tried again because another one came between."""
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,34 @@ class WorkerRegistry:
                 self.corrupt_records += 1
                 log.warning("record of a worker ignored: %s", error)
         return sorted(records, key=lambda record: record.worker)
+
+    async def wish(self) -> FleetWish:
+        """What the operator wishes; at first, nothing. Raises `ConfigError` if it is unreadable."""
+        return (await self._read_wish())[1]
+
+    async def change_wish(self, change: Callable[[FleetWish], FleetWish]) -> FleetWish:
+        """Replace the wish by ``change`` of it, which may be called again; what it is then.
+
+        Raises:
+            ConfigError: what is there now is unreadable, for example of another version.
+        """
+        for _ in range(MAX_CHANGES):
+            generation, before = await self._read_wish()
+            after = change(before)
+            if after == before:
+                return after
+            if await self._functions.call("change_wish", generation, after.encode()):
+                return after
+        raise IndexUnavailable(f"the fleet's wish changed {MAX_CHANGES} times meanwhile; try again")
+
+    async def _read_wish(self) -> tuple[bytes, FleetWish]:
+        match await self._functions.ask("wish"):
+            case [None, None]:
+                return b"0", FleetWish()
+            case [bytes(generation), bytes(record)]:
+                return generation, FleetWish.decode(record)
+            case reply:
+                raise IndexUnavailable(f"wish: got {reply!r:.80}, expected generation and record")
 
     async def close(self) -> None:
         """Give back connections. What was announced stays until its time is over."""

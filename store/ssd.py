@@ -8,7 +8,7 @@ miss. What it says it holds, it verifies when it is read.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -27,6 +27,18 @@ READ_THREADS = 4
 RETRY_S = 60.0
 """Seconds without writes after the disk failed."""
 DAY_S = 86_400.0
+
+COUNTERS = (
+    "written_blocks",
+    "written_bytes",
+    "read_blocks",
+    "evicted_blocks",
+    "refused_degraded",
+    "refused_wear",
+    "corrupt",
+    "read_error",
+    "write_error",
+)
 
 _T = TypeVar("_T")
 
@@ -52,23 +64,34 @@ class WearBudget:
         self._left = self._full = 0.0 if self._rate is None else self._rate * 3600
         self._at = clock()
 
+    @property
+    def left(self) -> float:
+        """Part of the hour's worth that is left, 0 to 1."""
+        if self._rate is None:
+            return 1.0
+        self._fill(self._rate)
+        return self._left / self._full
+
     def take(self, size: int) -> bool:
         """Whether ``size`` bytes may be written now; they are counted if so."""
         if self._rate is None:
             return True
-        now = self._clock()
-        self._left = min(self._full, self._left + (now - self._at) * self._rate)
-        self._at = now
+        self._fill(self._rate)
         if size > self._left:
             return False
         self._left -= size
         return True
 
+    def _fill(self, rate: float) -> None:
+        now = self._clock()
+        self._left = min(self._full, self._left + (now - self._at) * rate)
+        self._at = now
+
 
 class SsdTier:
     """Owned by the node daemon's event loop. `open` recovers, `close` ends the threads.
 
-    ``evicted`` is told of blocks that leave the disk, before their slots are used again.
+    ``leaving`` is awaited with the blocks that leave the disk, before their slots are used again.
     """
 
     def __init__(
@@ -78,14 +101,14 @@ class SsdTier:
         order: EvictionOrder,
         *,
         budget: WearBudget,
-        evicted: Callable[[Sequence[BlockHash]], None],
+        leaving: Callable[[Sequence[BlockHash]], Awaitable[None]],
         clock: Callable[[], float],
     ) -> None:
         self._files = files
         self._namespace = namespace
         self._pool = SlotPool(files.num_slots, order, clock)
         self._budget = budget
-        self._evicted = evicted
+        self._leaving = leaving
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "ssd-write")
         self._readers = ThreadPoolExecutor(READ_THREADS, "ssd-read")
@@ -113,9 +136,27 @@ class SsdTier:
         """Whether this block is on disk."""
         return self._pool.match([block]) == 1
 
+    def chain_to(self, block: BlockHash) -> list[BlockHash]:
+        """The blocks on disk from the chain's root to ``block``; none if it is not here."""
+        return self._pool.chain_to(block)
+
+    def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
+        """See `SlotPool.segments_of`."""
+        return self._pool.segments_of(hashes)
+
     def resident(self) -> Iterator[tuple[BlockHash, BlockHash]]:
         """Every block with its segment's head, parents first."""
         return self._pool.resident()
+
+    @property
+    def roomy(self) -> bool:
+        """Whether there is room without eviction, and at least half of the wear budget is left."""
+        return self._pool.free_slots > 0 and self._budget.left >= 0.5
+
+    @property
+    def degraded(self) -> str:
+        """Why nothing is written, empty if it is."""
+        return "" if self.accepts else self._degraded
 
     @property
     def accepts(self) -> bool:
@@ -131,7 +172,15 @@ class SsdTier:
         if not self.accepts:
             self._counts["refused_degraded"] += len(writes)
             return []
-        self._make_room(len(writes))
+        above = [self._pool.pin([w.parent], used=False) for w in writes if w.parent]
+        try:
+            await self._make_room(len(writes))
+            return await self._write(self._reserve(writes))
+        finally:
+            for pin in above:
+                pin.release()
+
+    def _reserve(self, writes: Sequence[DiskWrite]) -> list[tuple[DiskWrite, Reservation]]:
         reserved: list[tuple[DiskWrite, Reservation]] = []
         for write in writes:
             reservation = self._pool.reserve(write.parent, [write.block])
@@ -142,7 +191,7 @@ class SsdTier:
                 self._counts["refused_wear"] += 1
                 continue
             reserved.append((write, reservation))
-        return await self._write(reserved)
+        return reserved
 
     async def load(self, hashes: Sequence[BlockHash], targets: Sequence[memoryview]) -> int:
         """Read ``hashes[i]`` into ``targets[i]``, verified; returns how many leading ones came.
@@ -160,26 +209,27 @@ class SsdTier:
                 reason = "corrupt" if isinstance(result, CorruptBlock) else "read_error"
                 self._counts[reason] += 1
                 log.warning("ssd tier: block %s dropped: %s", pin.hashes[i].hex(), result)
-                self.drop(pin.hashes[i])
+                await self.drop(pin.hashes[i])
                 return i
             if isinstance(result, BaseException):
                 raise result
         self._counts["read_blocks"] += len(results)
         return len(results)
 
-    def drop(self, block: BlockHash) -> None:
+    async def drop(self, block: BlockHash) -> None:
         """This block, and all that follow it on the disk, leave the tier."""
-        self._leave(self._pool.drop(block))
+        await self._leave(self._pool.drop(block))
 
     def stats(self) -> dict[str, Any]:
         """Figures for status: slots, bytes, counters, and why writes are stopped, if they are."""
         counts = self._pool.counts()
         return {
             "slots": self._pool.num_slots,
-            "blocks": counts.resident,
-            "bytes": counts.resident * self._files.layout.slot_bytes,
+            "resident": counts.resident,
+            "pinned": counts.pinned,
             "direct_io": self._files.direct,
-            "degraded": "" if self.accepts else self._degraded,
+            "degraded": self.degraded,
+            **dict.fromkeys(COUNTERS, 0),
             **self._counts,
         }
 
@@ -219,17 +269,19 @@ class SsdTier:
             log.error("ssd tier: no writes for %g s: %s", RETRY_S, error)
         self._degraded = f"disk: {error}"
 
-    def _make_room(self, count: int) -> None:
+    async def _make_room(self, count: int) -> None:
         if (missing := count - self._pool.free_slots) > 0:
             victims = self._pool.choose_victims(missing)
             self._counts["evicted_blocks"] += len(victims.hashes)
-            self._leave(victims)
+            await self._leave(victims)
 
-    def _leave(self, victims: Victims) -> None:
-        if victims.hashes:
-            self._files.forget(victims.slots)
-            self._evicted(victims.hashes)
-        self._pool.free(victims)
+    async def _leave(self, victims: Victims) -> None:
+        try:
+            if victims.hashes:
+                self._files.forget(victims.slots)
+                await self._leaving(victims.hashes)
+        finally:
+            self._pool.free(victims)
 
     def _read(self, slot: int, block: BlockHash, target: memoryview) -> None:
         self._files.read(slot, target)

@@ -1,5 +1,6 @@
 """Fixtures that more than one folder of tests uses."""
 
+import hypothesis  # noqa: F401 - its plugin would import it deep in a hook, where CPython 3.11 fails
 import pytest
 from clocks import ManualClock
 from redis_servers import new_fleet, running_server

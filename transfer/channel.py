@@ -109,6 +109,13 @@ class Channel:
             for future in under_way:
                 _forget(future)
 
+    async def check_granted(self, ranges: Sequence[Range], *, deadline: Deadline) -> None:
+        """Ask a listener that leaves the bytes to us. Raises `PeerRefused` if we may not read
+        the ranges now."""
+        async with self._call(deadline, "read"):
+            body = wire.encode_ranges(ranges)
+            await (await self._start(Kind.READ, body, Kind.DATA))
+
     async def wait(self, future: "asyncio.Future[None]", *, deadline: Deadline, what: str) -> None:
         """Wait for something that goes on beside the connection, and fails with it."""
         id = next(self._ids)

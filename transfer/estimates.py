@@ -1,10 +1,12 @@
-"""Learned speed of each (peer, link): what a pull of so many bytes will take. Pure.
+"""Learned speed of each (peer, link), in the direction from the peer to us: what a pull will take.
 
 Bandwidth and set-up time are separated by what a pull itself observes: the time until its lease
-was granted is set-up, the rest is transfer.
+was granted is set-up, the rest is transfer. Pure; the clock is an argument.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 WEIGHT = 0.25
 """Of the newest observation in the moving average."""
@@ -16,18 +18,30 @@ MIN_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Moving averages over the pulls from one peer over one link."""
+    """Moving averages over the pulls from one peer over one link.
+
+    ``queued_bytes`` are those that the source had promised to others when it was asked last.
+    """
 
     bytes_per_s: float = 0.0  # 0: not known yet
     setup_s: float = 0.0
+    queued_bytes: int = 0
     pulls: int = 0
 
-    def after(self, *, size_bytes: int, transfer_s: float, setup_s: float) -> "Speed":
+    def seconds(self, size_bytes: int) -> float:
+        """What a pull of so many bytes will take; infinite while the bandwidth is unknown."""
+        if self.bytes_per_s <= 0:
+            return math.inf
+        return self.setup_s + size_bytes / self.bytes_per_s
+
+    def after(
+        self, *, size_bytes: int, transfer_s: float, setup_s: float, queued_bytes: int
+    ) -> "Speed":
         """The averages with one more pull, which brought ``size_bytes``."""
         rate = self.bytes_per_s
         if size_bytes >= MIN_BYTES and transfer_s > 0:
             rate = _blend(rate, size_bytes / transfer_s)
-        return Speed(rate, _blend(self.setup_s, setup_s), self.pulls + 1)
+        return Speed(rate, _blend(self.setup_s, setup_s), queued_bytes, self.pulls + 1)
 
 
 def _blend(known: float, seen: float) -> float:
@@ -38,37 +52,50 @@ def _blend(known: float, seen: float) -> float:
 
 
 class Estimates:
-    """Speeds by (peer, link), of at most ``max_entries`` pairs, the least recently used dropped.
+    """Speeds by (peer, link), of at most ``max_entries`` pairs, the longest unused dropped.
 
     Owned by the daemon's event loop.
     """
 
-    def __init__(self, max_entries: int = 4096) -> None:
+    def __init__(self, clock: Callable[[], float], max_entries: int = 4096) -> None:
+        self._clock = clock
         self._max_entries = max_entries
-        self._speeds: dict[tuple[str, str], Speed] = {}
+        self._speeds: dict[tuple[str, str], tuple[Speed, float]] = {}  # with when it was seen
 
     def speed(self, peer: str, link: str) -> Speed:
         """What is known; all zero for a pair that was never used."""
-        return self._speeds.get((peer, link), Speed())
+        return self._speeds.get((peer, link), (Speed(), 0.0))[0]
+
+    def age_s(self, peer: str, link: str) -> float:
+        """Seconds since the pair was last observed; infinite for one that never was."""
+        seen = self._speeds.get((peer, link))
+        return math.inf if seen is None else self._clock() - seen[1]
 
     def observe(
-        self, peer: str, link: str, *, size_bytes: int, transfer_s: float, setup_s: float
+        self,
+        peer: str,
+        link: str,
+        *,
+        size_bytes: int,
+        transfer_s: float,
+        setup_s: float,
+        queued_bytes: int = 0,
     ) -> None:
-        """One pull that brought all it asked for."""
-        speed = self._speeds.pop((peer, link), Speed())
-        self._speeds[peer, link] = speed.after(
-            size_bytes=size_bytes, transfer_s=transfer_s, setup_s=setup_s
+        """One read that brought all it was asked for."""
+        known, _ = self._speeds.pop((peer, link), (Speed(), 0.0))
+        speed = known.after(
+            size_bytes=size_bytes,
+            transfer_s=transfer_s,
+            setup_s=setup_s,
+            queued_bytes=queued_bytes,
         )
+        self._speeds[peer, link] = (speed, self._clock())
         while len(self._speeds) > self._max_entries:
             del self._speeds[next(iter(self._speeds))]
 
     def as_dict(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Peer to link to {"bytes_per_s", "setup_s", "pulls"}: for status and the routers."""
+        """Peer to link to the fields of its `Speed`: for status and the routers."""
         result: dict[str, dict[str, dict[str, float]]] = {}
-        for (peer, link), speed in self._speeds.items():
-            result.setdefault(peer, {})[link] = {
-                "bytes_per_s": speed.bytes_per_s,
-                "setup_s": speed.setup_s,
-                "pulls": speed.pulls,
-            }
+        for (peer, link), (speed, _) in self._speeds.items():
+            result.setdefault(peer, {})[link] = asdict(speed)
         return result

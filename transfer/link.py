@@ -125,6 +125,10 @@ class Link(Protocol):
         """Connections to listeners of this link that ended, and refusals, by reason."""
         ...
 
+    def reaches(self, contact: str) -> bool:
+        """False if this host can certainly not use the contact; costs no connection."""
+        ...
+
     async def listen(self, host: str, segment: memoryview, service: Service) -> Listener:
         """Serve ``segment`` on ``host``. Raises `ConfigError` if the address cannot be used."""
         ...

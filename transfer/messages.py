@@ -49,6 +49,22 @@ class Release(
     spoiled: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)] = b""
 
 
+class Join(msgspec.Struct, frozen=True, tag_field="ask", tag="join", forbid_unknown_fields=True):
+    """Take part in the broadcast ``group`` of a chain from its root, which I am the source of.
+
+    ``epoch`` is the life of the one asked; who takes part learns it from the store at ``store``.
+    """
+
+    namespace: Digest
+    epoch: Count
+    payload_bytes: Annotated[int, msgspec.Meta(ge=1)]
+    shards: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
+    hashes: Hashes
+    group: wire.Name
+    store: Annotated[str, msgspec.Meta(min_length=3, max_length=300)]
+    budget_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+
+
 class Leased(
     msgspec.Struct, frozen=True, tag_field="answer", tag="leased", forbid_unknown_fields=True
 ):
@@ -70,6 +86,12 @@ class Released(
     """The lease has ended."""
 
 
+class Joined(
+    msgspec.Struct, frozen=True, tag_field="answer", tag="joined", forbid_unknown_fields=True
+):
+    """I have room for the blocks and wait for them."""
+
+
 class No(msgspec.Struct, frozen=True, tag_field="answer", tag="no", forbid_unknown_fields=True):
     """The question is understood and refused; ``reason`` says which error that is."""
 
@@ -77,8 +99,8 @@ class No(msgspec.Struct, frozen=True, tag_field="answer", tag="no", forbid_unkno
     detail: Annotated[str, msgspec.Meta(max_length=400)]
 
 
-Question: TypeAlias = Lease | Release
-Answer: TypeAlias = Leased | Released | No
+Question: TypeAlias = Lease | Release | Join
+Answer: TypeAlias = Leased | Released | Joined | No
 
 _ERRORS: dict[str, type[PullFailed]] = {
     error.reason: error
@@ -91,7 +113,7 @@ def refusal(error: PullFailed) -> No:
     return No(error.reason, str(error)[:400])
 
 
-def decode_answer(body: bytes, node: str) -> Leased | Released:
+def decode_answer(body: bytes, node: str) -> Leased | Released | Joined:
     """The answer of ``node``. Raises what it refused with, or `ProtocolError`."""
     answer: Answer = wire.unpack(body, Answer)
     if isinstance(answer, No):

@@ -7,7 +7,8 @@ lease. What it reads are whole slots, headers included, so that it can prove eac
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
@@ -27,6 +28,8 @@ from prefixfleet.transfer.leases import Leases
 from prefixfleet.transfer.link import Caller, Range
 from prefixfleet.transfer.messages import (
     Answer,
+    Join,
+    Joined,
     Lease,
     Leased,
     Question,
@@ -42,6 +45,20 @@ GRACE_S = 0.5
 """A lease outlasts the asker's budget by so much: its release may still be on the way."""
 MAX_LEASE_S = 60.0
 MAX_LEASES = 256
+BRING_SHARE = 0.5
+"""Part of the asker's budget that may go by before it is answered."""
+
+
+class Replication(Protocol):
+    """What a server tells of its leases, and asks when it is invited to a broadcast."""
+
+    def leased(self, node: str, chain: Sequence[BlockHash]) -> None:
+        """``node`` was granted a lease on ``chain``, which starts at the root."""
+        ...
+
+    def join(self, node: str, asked: Join) -> None:
+        """Take part in a broadcast of ``node``. Raises `PullFailed` to refuse."""
+        ...
 
 
 class BlockServer:
@@ -50,7 +67,9 @@ class BlockServer:
     Owned by the daemon's event loop, as the pool is. ``epoch`` may be set when the node has
     joined anew; leases go on, their bytes did not change. ``max_leased_slots`` bounds what pulls
     keep from being evicted (default: half of the pool). ``on_corrupt`` is called with a block
-    whose bytes are spoiled in this node's own pool: drop and withdraw it.
+    whose bytes are spoiled in this node's own pool: drop and withdraw it. ``bring`` is given
+    the hashes that a peer asks for and the seconds it waits at most, and has in the pool what
+    this node keeps elsewhere.
     """
 
     def __init__(
@@ -64,6 +83,7 @@ class BlockServer:
         epoch: int,
         clock: Callable[[], float],
         on_corrupt: Callable[[BlockHash], None] = lambda block: None,
+        bring: Callable[[Sequence[BlockHash], float], Awaitable[None]] | None = None,
         max_leases: int = MAX_LEASES,
         max_leased_slots: int | None = None,
     ) -> None:
@@ -76,8 +96,10 @@ class BlockServer:
         self._namespace = namespace
         self._node = node
         self._on_corrupt = on_corrupt
+        self._bring = bring
         max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
         self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
+        self.replication: Replication | None = None  # set by who replicates this pool
 
     @property
     def leases(self) -> Leases:
@@ -91,7 +113,13 @@ class BlockServer:
         reply: Answer
         try:
             if isinstance(asked, Lease):
-                reply = self._lease(caller, asked)
+                self._check_same(asked)
+                hashes = split_hashes(asked.hashes)
+                if self._bring is not None:
+                    await self._bring(hashes, BRING_SHARE * asked.budget_s)
+                reply = self._lease(caller, asked, hashes)
+            elif isinstance(asked, Join):
+                reply = self._join(caller, asked)
             else:
                 reply = self._release(caller, asked)
         except ProtocolError:
@@ -116,9 +144,7 @@ class BlockServer:
         """End every lease."""
         self._leases.end_all()
 
-    def _lease(self, caller: Caller, asked: Lease) -> Leased:
-        self._check_same(asked)
-        hashes = split_hashes(asked.hashes)
+    def _lease(self, caller: Caller, asked: Lease, hashes: Sequence[BlockHash]) -> Leased:
         queued_bytes = self._leases.slots * self._layout.slot_bytes
         pin = self._pool.pin(hashes)
         if not pin.hashes:
@@ -133,9 +159,18 @@ class BlockServer:
         self.counters["leased"] += 1
         asyncio.get_running_loop().call_later(seconds, self._leases.end_expired)
         self.leased_blocks += len(pin.hashes)
+        if self.replication is not None and not self._pool.position(pin.slots[0]):
+            self.replication.leased(caller.node, pin.hashes)
         return Leased(id, list(pin.slots), seconds, queued_bytes)
 
-    def _check_same(self, asked: Lease) -> None:
+    def _join(self, caller: Caller, asked: Join) -> Joined:
+        self._check_same(asked)
+        if self.replication is None:
+            raise PeerRefused("this node takes part in no collective replication")
+        self.replication.join(caller.node, asked)
+        return Joined()
+
+    def _check_same(self, asked: Lease | Join) -> None:
         if asked.epoch != self.epoch:
             raise EpochChanged(f"asked for epoch {asked.epoch}; this node lives in {self.epoch}")
         if asked.namespace != self._namespace:

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
@@ -32,7 +33,8 @@ class Served:
     """What every session of a listener shares.
 
     ``counters`` counts ended sessions by reason. ``attachment`` is handed to callers once they
-    have proved themselves: what the link needs besides this connection.
+    have proved themselves: what the link needs besides this connection. With ``bytes_apart``
+    callers read the bytes in another way, and READ only asks whether they may.
     """
 
     link: str
@@ -44,6 +46,7 @@ class Served:
     counters: Counter[str]
     attachment: bytes = b""
     crew: Crew | None = None
+    bytes_apart: bool = False
 
 
 async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
@@ -132,16 +135,42 @@ async def _send_ranges(
         served.counters["not_granted"] += 1
         await _refuse(stream, id, "not_granted", "no read lease covers the ranges")
         return
+    if served.bytes_apart:
+        await stream.send(wire.data_header(0, id))
+        return
     header = wire.data_header(sum(part.length for part in ranges), id)
     views = [served.segment[part.offset : part.offset + part.length] for part in ranges]
-    sending = asyncio.create_task(stream.send(header, *views))
+    with _watching(stream, caller, ranges, served) as lost:
+        try:
+            await stream.send(header, *views)
+        except PeerLost:
+            if lost:
+                raise PeerLost(lost[0]) from None
+            raise
+
+
+@contextlib.contextmanager
+def _watching(
+    stream: Stream, caller: Caller, ranges: list[Range], served: Served
+) -> Iterator[list[str]]:
+    """Drop the connection when the ranges are not granted any more; the list says so then."""
+    lost: list[str] = []
+    loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        if all(served.service.grants(caller, part) for part in ranges):
+            timer = loop.call_later(REGRANT_S, look)
+        else:
+            lost.append(f"{caller.node}: its read lease ended before it took the bytes")
+            stream.drop()
+
+    timer = loop.call_later(REGRANT_S, look)
     try:
-        while not (await asyncio.wait({sending}, timeout=REGRANT_S))[0]:
-            if not all(served.service.grants(caller, part) for part in ranges):
-                raise PeerLost(f"{caller.node}: its read lease ended before it took the bytes")
-        await sending
+        yield lost
     finally:
-        sending.cancel()
+        timer.cancel()
 
 
 async def _refuse(stream: Stream, id: int, reason: str, detail: str) -> None:

@@ -28,6 +28,10 @@ class TcpLink:
         self._crew = Crew(self.name)
         self.counters: Counter[str] = Counter()
 
+    def reaches(self, contact: str) -> bool:
+        """See `Link`."""
+        return True
+
     async def listen(self, host: str, segment: memoryview, service: Service) -> Acceptor:
         """See `Link`."""
         served = Served(

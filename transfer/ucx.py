@@ -141,6 +141,10 @@ class UcxLink:
             return False
         return has_rdma("ucx:" + ",".join(self._thread.binding.devices()))
 
+    def reaches(self, contact: str) -> bool:
+        """See `Link`."""
+        return True
+
     async def listen(self, host: str, segment: memoryview, service: Service) -> UcxListener:
         """See `Link`."""
         thread = await self._started()

@@ -108,6 +108,11 @@ resources: {{ printf "'{\"prefixfleet_engines\": %d}'" (int (.engines | default 
   {{- end }}
   ports:
     - {name: node-http, containerPort: 8100}
+  lifecycle:
+    # the rest of the grace is for the engines to end
+    preStop:
+      exec:
+        command: [bash, -c, prefixfleet drain $POD_IP --wait {{ max 1 (sub (int ($group.stopSeconds | default 60)) 20) }}]
   resources:
     {{- $requests := merge (dict "cpu" $group.cpus "memory" $memory) $devices }}
     {{- $limits := merge (dict "memory" $memory) $devices }}
@@ -187,7 +192,7 @@ resources: {requests: {storage: {{ .sizeGiB }}Gi}}
 {{- $node := dict "pool_bytes" (mul (int $group.dramGiB) 1073741824 | toString) "port" 8100 "runtime_dir" "/tmp/prefixfleet" -}}
 {{- $worker := dict "model" $group.model -}}
 {{- with $group.servedName -}}{{- $_ := set $worker "served_name" . -}}{{- end -}}
-{{- $env := list (include "prefixfleet.rayEnv" $root) -}}
+{{- $env := list (include "prefixfleet.rayEnv" $root) "\n- name: POD_IP\n  valueFrom: {fieldRef: {fieldPath: status.podIP}}" -}}
 {{- $env = append $env (include "prefixfleet.settings" (list "NODE" (merge (dict) ($group.nodeSettings | default dict) $node))) -}}
 {{- $env = append $env (include "prefixfleet.settings" (list "WORKER" (merge (dict) ($group.workerSettings | default dict) $worker))) -}}
 {{- $_ := set $pod "env" (join "" $env) -}}

@@ -33,7 +33,10 @@ class World:
         self.go = asyncio.Event()
         self.fetches = 0
         self.failure = ""
-        self.claims = Claims(self.pool, self.fetch, clock=time.monotonic)
+        self.claims = Claims(self.pool, self.bring, self.fetch, clock=time.monotonic)
+
+    async def bring(self, chain, deadline):
+        """No other tier here."""
 
     async def fetch(self, chain, plan, deadline):
         self.fetches += 1

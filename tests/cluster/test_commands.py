@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from prefixfleet.cluster import up
+from prefixfleet.cluster import commands, up
 from prefixfleet.cluster.__main__ import PASSED_ON, main, parser
 from prefixfleet.cluster.run_state import RunState, StateHome, start_ticks
 from prefixfleet.store.errors import ConfigError
@@ -52,6 +52,7 @@ def words(capsys):
         ["up", "--nodes", "two"],
         ["up", "--port", "-1"],
         ["up", "--port", "65536"],
+        ["up", "--encoding", "int4"],
         ["status", "--xml"],
     ],
 )
@@ -214,3 +215,15 @@ def test_help_needs_no_ray_no_torch_and_no_engine():
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
 
     assert shown.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("detach", [[], ["--detach"]])
+def test_an_encoding_reaches_every_worker_and_none_leaves_their_own_setting(model, detach):
+    def told(*arguments):
+        options = parser().parse_args(["up", "--model", str(model), *detach, *arguments])
+        again = parser().parse_args(["up", *commands._arguments(options)])  # by --detach
+        wish = commands._wish(again)
+        return up.process_environ(wish, "redis://h", model).get("PREFIXFLEET_WORKER_ENCODING")
+
+    assert told("--encoding", "int8-fp8") == "int8-fp8"
+    assert told() is None

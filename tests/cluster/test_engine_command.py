@@ -27,6 +27,7 @@ def test_the_connector_is_told_where_its_daemon_is_and_a_failed_load_is_computed
     transfer = json.loads(options(engine_command(settings, 9))["--kv-transfer-config"])
 
     assert transfer["kv_connector_extra_config"]["socket"] == "/run/a.sock"
+    assert transfer["kv_connector_extra_config"]["encoding"] == "exact"
     assert transfer["kv_load_failure_policy"] == "recompute"
     assert transfer["kv_role"] == "kv_both"
 

@@ -6,7 +6,7 @@ import os
 import pytest
 from eventually import alive, until
 
-from prefixfleet.cluster.keeper import router_service
+from prefixfleet.cluster.placed import router_service
 from prefixfleet.store.errors import ConfigError
 
 

@@ -19,6 +19,7 @@ from node_rig import (
     settings_of,
 )
 
+from prefixfleet.cluster.handover import HandedOver, ask_handover, encode_request
 from prefixfleet.cluster.leftovers import pools_of
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.prefetch import (
@@ -293,6 +294,73 @@ async def test_a_stopped_daemon_leaves_no_file_behind(index, folder):
     assert pools_of(folder) == []
 
 
+async def ask_to_leave(node, secret=SECRET):
+    return await ask_handover(node.url, prefetch_key(secret), 20.0)
+
+
+async def test_peers_take_the_last_copies_of_a_node_that_goes(index, folder):
+    """Chains that share a head too; what a peer has already is not sent again."""
+    head, tails = fresh_chain(2), [fresh_chain(3), fresh_chain(2)]
+    shared = fresh_chain(4)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        running_node(index, settings_of(folder, "b")) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        for tail in tails:
+            await at_a.put(head + tail)
+        for engine in (at_a, at_b):
+            await engine.put(shared)
+        whole = [head + tail for tail in tails]
+        for chain in whole:
+            await until(partial(matched, index, chain, {"a": len(chain)}))
+        await until(partial(matched, index, shared, {"a": 4, "b": 4}))
+        await until(partial(reachable, index, a))
+        await until(partial(_tells_its_room, index, b))
+
+        done = await ask_to_leave(a)
+
+        assert done == HandedOver(last_copies=7, taken=7)
+        for chain in whole:
+            assert (await index.match(chain))["b"] == len(chain)
+        answer = await at_b.prepare(whole[0])
+        assert [at_b.payload(s, h) for s, h in zip(answer["slots"], whole[0], strict=True)]
+        assert b.snapshot()["tiers"]["dram"]["resident"] == 4 + 7
+
+
+async def _tells_its_room(index, daemon):
+    records = {m.node: record for m, record in await index.members()}
+    return records[daemon.settings.name].stats.get("tiers")
+
+
+async def test_a_node_whose_peers_have_no_room_or_that_is_alone_just_goes(index, folder):
+    chain = fresh_chain(3)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+    ):
+        await at_a.put(chain)
+        await until(partial(matched, index, chain, {"a": 3}))
+
+        assert await ask_to_leave(a) == HandedOver(last_copies=3, taken=0)
+        async with running_node(index, settings_of(folder, "b")):  # no engine, so no pool
+            assert await ask_to_leave(a) == HandedOver(last_copies=3, taken=0)
+
+
+async def test_only_the_fleet_itself_may_ask_a_node_to_hand_over(index, folder):
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        aiohttp.ClientSession() as session,
+    ):
+        assert await ask_to_leave(a, b"another secret of somebody") is None
+        for body in (b"", b"{}", b"[]", encode_request(0.0), encode_request(float("nan"))):
+            headers = {SIGNATURE_HEADER: sign(body, prefetch_key(SECRET))}
+            async with session.post(f"{a.url}/handover", data=body, headers=headers) as response:
+                assert response.status == 400
+                assert "handover" in (await response.json())["error"]
+
+
 async def test_a_second_daemon_of_the_same_name_does_not_start(index, folder):
     settings = settings_of(folder)
     async with running_node(index, settings):
@@ -342,8 +410,8 @@ async def test_a_life_ends_and_another_one_begins_under_a_higher_epoch(index, fo
     assert epochs[0] < epochs[1]
 
 
-async def test_a_plan_for_an_earlier_life_of_the_source_is_a_miss(index, folder):
-    chain = fresh_chain(3)
+async def test_a_plan_for_another_life_of_the_source_turns_to_what_the_index_knows(index, folder):
+    chain, unknown = fresh_chain(3), fresh_chain(3)
     async with (
         running_node(index, settings_of(folder, "a")) as a,
         running_node(index, settings_of(folder, "b")) as b,
@@ -351,11 +419,62 @@ async def test_a_plan_for_an_earlier_life_of_the_source_is_a_miss(index, folder)
         PlainEngine.connected(b.settings.socket_path) as at_b,
     ):
         await at_a.put(chain)
+        await until(lambda: matched(index, chain, {"a": 3}))
+        plan = plan_from(a, 3, source_epoch=a.epoch + 1)
+
+        miss = await at_b.prepare(unknown, plan)
+        hit = await at_b.prepare(chain, plan)
+
+        assert (miss["blocks"], miss["failure"]) == (0, "epoch")
+        assert (hit["blocks"], hit["failure"]) == (3, "")
+
+
+async def test_what_the_planned_source_lost_comes_from_another_node(index, folder):
+    chain = fresh_chain(30)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,
+        running_node(index, settings_of(folder, "b")) as b,
+        running_node(index, settings_of(folder, "c")) as c,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+        PlainEngine.connected(c.settings.socket_path) as at_c,
+    ):
+        await at_a.put(chain[:10], fill=42)
+        slots = await at_b.put(chain, fill=42)
+        await until(lambda: matched(index, chain, {"a": 10, "b": 30}))
+        at_b.spoil(slots[29])
+
+        answer = await at_c.prepare(chain, plan_from(a, 30))
+
+        assert (answer["blocks"], answer["pulled"], answer["failure"]) == (29, 29, "corrupt")
+        for block, slot in zip(chain, answer["slots"], strict=False):
+            assert at_c.payload(slot, block) == payload_of(block, 42)
+        assert c.snapshot()["counters"]["failed_sources"] == {"corrupt": 1}
+        await until(lambda: matched(index, chain, {"a": 10, "b": 29, "c": 29}))
+
+
+@pytest.mark.parametrize(("link", "taken"), [("auto", "shm"), ("shm", "shm"), ("tcp", "tcp")])
+async def test_nodes_of_one_host_copy_from_memory_unless_a_link_is_forced(
+    index, folder, link, taken
+):
+    chain = fresh_chain(20)
+    async with (
+        running_node(index, settings_of(folder, "a", link="auto")) as a,
+        running_node(index, settings_of(folder, "b", link=link)) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        await at_a.put(chain, fill=42)
         await until(lambda: reachable(index, a))
 
-        answer = await at_b.prepare(chain, plan_from(a, 3, source_epoch=a.epoch + 1))
+        answer = await at_b.prepare(chain, plan_from(a, 20))
 
-        assert (answer["blocks"], answer["failure"]) == (0, "epoch")
+        assert (answer["pulled"], answer["link"]) == (20, taken)
+        why = {"auto": "same host"}.get(link, "forced")
+        told = b.snapshot()["links"]["a"]
+        assert (told["link"], told["why"]) == (taken, why)
+        for block, slot in zip(chain, answer["slots"], strict=True):
+            assert at_b.payload(slot, block) == payload_of(block, 42)
 
 
 async def test_a_link_that_is_not_there_is_a_failure_with_its_name(index, folder):

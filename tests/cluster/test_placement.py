@@ -2,8 +2,9 @@
 
 import pytest
 
-from prefixfleet.cluster.placement import host_name, places
+from prefixfleet.cluster.placement import chosen, engine_hosts, host_name, places, updated
 from prefixfleet.cluster.settings import NodeSettings
+from prefixfleet.store.records import FleetWish
 
 
 def _host(name="gpu-1", *, alive=True, life="a1b2c3d4e5f6", **resources):
@@ -86,3 +87,46 @@ def test_a_hosts_name_becomes_a_nodes_name(host, name, tmp_path_factory):
     assert made.endswith(name)
     assert settings.name == made
     NodeSettings(name=f"{made}-99", runtime_dir=folder)
+
+
+def _hosts(*names):
+    return places([_host(name, prefixfleet_engines=1.0) for name in names])
+
+
+def _nodes(found):
+    return sorted({place.node for place in found.values()})
+
+
+def test_a_number_of_nodes_bounds_the_hosts_but_takes_none_away():
+    wanted = _hosts("a", "b", "c")
+    at_c = "node-c-a1b2c3d4"
+
+    assert _nodes(chosen(wanted, [], 0)) == ["a", "b", "c"]
+    assert _nodes(chosen(wanted, [], 2)) == ["a", "b"]
+    assert _nodes(chosen(wanted, [at_c], 2)) == ["a", "c"]
+    assert _nodes(chosen(wanted, [at_c], 1)) == ["c"]
+    assert _nodes(chosen(wanted, list(wanted), 1)) == ["a", "b", "c"]
+    assert _nodes(chosen(wanted, [], 9)) == ["a", "b", "c"]
+
+
+def test_routers_are_not_counted_as_nodes():
+    wanted = places([_host("r", prefixfleet_router=1.0), _host("a", prefixfleet_engines=1.0)])
+
+    assert sorted(chosen(wanted, [], 1)) == sorted(wanted)
+    assert list(engine_hosts(wanted)) == ["a"]
+
+
+def test_an_update_changes_the_engines_settings_and_not_where_they_are():
+    [daemon, worker] = _hosts("a").values()
+    wish = FleetWish(
+        rollout=3,
+        environ={"PREFIXFLEET_WORKER_DRAIN_S": "1", "PREFIXFLEET_WORKER_NAME": "other"},
+    )
+
+    assert updated(daemon, wish) == daemon
+    assert updated(worker, wish).given == {
+        **worker.given,
+        "PREFIXFLEET_WORKER_DRAIN_S": "1",
+        "PREFIXFLEET_WORKER_ROLLOUT": "3",
+    }
+    assert (updated(worker, wish).actor, updated(worker, wish).worker) == (worker.actor, "a-0")

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from prefixfleet.cluster.holders import MAX_HOLDERS, Holders
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pulls
 from prefixfleet.store.errors import IndexUnavailable
@@ -16,10 +17,11 @@ CHAIN = [bytes([i]) * 16 for i in range(8)]
 
 
 class Members:
-    """An index of which only the members are asked."""
+    """An index of which only the members and their blocks are asked."""
 
     def __init__(self):
         self.epochs = {"a": 3}
+        self.held = {}
         self.asked = 0
         self.down = False
 
@@ -31,6 +33,11 @@ class Members:
             (Membership(n, e, 0), NodeRecord(node=n, host="h", contacts={"tcp": n}))
             for n, e in self.epochs.items()
         ]
+
+    async def match(self, chain):
+        if self.down:
+            raise IndexUnavailable("down")
+        return {node: min(held, len(chain)) for node, held in self.held.items()}
 
 
 class Here:
@@ -57,8 +64,12 @@ class Here:
 
 
 def pulls_of(here, members=None):
-    peers = PeerBook((members or Members()).members, clock=time.monotonic)
-    return Pulls(peers=peers, match=here.match, move=here.move, clock=time.monotonic)
+    members = members or Members()
+    peers = PeerBook(members.members, clock=time.monotonic)
+    holders = Holders(members.match, peers, me="here")
+    return Pulls(
+        peers=peers, holders=holders, match=here.match, move=here.move, clock=time.monotonic
+    )
 
 
 def plan(blocks=8, **changes):
@@ -80,7 +91,7 @@ async def test_a_pull_asks_for_what_is_missing_after_what_is_here():
     assert (pulled.blocks, pulled.bytes, pulled.link, pulled.failure) == (3, 100, "tcp", "")
     assert here.pulls[0].parent == CHAIN[2]
     assert here.pulls[0].hashes == tuple(CHAIN[3:6])
-    assert here.pulls[0].contacts == {"tcp": "a"}
+    assert here.pulls[0].source.contacts == {"tcp": "a"}
 
 
 async def test_a_pull_at_the_root_has_an_empty_parent():
@@ -215,6 +226,57 @@ async def test_plans_for_unknown_nodes_do_not_become_a_storm_of_questions():
 
     assert {result.failure for result in results} == {"peer_lost"}
     assert members.asked <= 2
+
+
+async def found_by(here):
+    """Names of the sources that a pull's own search finds."""
+    return [source.contacts["tcp"] for source in await here.pulls[0].others()]
+
+
+async def test_others_that_hold_more_than_is_here_are_found_by_the_index():
+    here, members = Here(blocks=2), Members()
+    here.go.set()
+    members.epochs = {"a": 3, "b": 5, "c": 6, "d": 7, "here": 8}
+    members.held = {"a": 8, "b": 4, "c": 8, "d": 2, "here": 8, "left": 8}
+
+    await pulls_of(here, members).fetch(CHAIN, plan(), soon())
+
+    assert await found_by(here) == ["c", "b"]
+
+
+async def test_so_many_others_at_most():
+    here, members = Here(), Members()
+    here.go.set()
+    members.epochs = {"a": 3} | {f"n{i}": i + 1 for i in range(20)}
+    members.held = dict.fromkeys(members.epochs, 8)
+
+    await pulls_of(here, members).fetch(CHAIN, plan(), soon())
+
+    assert len(await found_by(here)) == MAX_HOLDERS
+
+
+@pytest.mark.parametrize("changes", [{"source": "gone"}, {"source_epoch": 2}])
+async def test_a_plan_for_a_life_that_is_gone_turns_to_who_the_index_names(changes):
+    here, members = Here(), Members()
+    here.go.set()
+    members.epochs = {"a": 3, "b": 5}
+    members.held = {"a": 8, "b": 8}
+
+    pulled = await pulls_of(here, members).fetch(CHAIN, plan(**changes), soon())
+
+    assert pulled.blocks == 8
+    assert (here.pulls[0].source.contacts, here.pulls[0].source.epoch) == ({"tcp": "a"}, 3)
+    assert await found_by(here) == ["b"]
+
+
+async def test_without_the_index_a_pull_has_its_planned_source_only():
+    here, members = Here(), Members()
+    here.go.set()
+    pulls = pulls_of(here, members)
+    await pulls.fetch(CHAIN, plan(), soon())
+    members.down = True
+
+    assert await found_by(here) == []
 
 
 async def test_closing_ends_what_is_in_flight():

@@ -1,8 +1,11 @@
 """Settings of nodes and workers: a wrong one stops the start and says what to set."""
 
+from typing import get_args
+
 import pytest
 
-from prefixfleet.cluster.settings import NodeSettings, WorkerSettings
+from prefixfleet.cluster.settings import EncodingName, NodeSettings, WorkerSettings
+from prefixfleet.kernels.encoding import ENCODINGS
 from prefixfleet.store.errors import ConfigError
 
 NODE = {"PREFIXFLEET_NODE_NAME": "a", "PREFIXFLEET_NODE_RUNTIME_DIR": "/tmp/pf"}
@@ -94,8 +97,23 @@ def test_a_folder_without_a_model_is_refused_with_what_is_missing(worker, tmp_pa
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("CPU_CORES", "all"), ("KV_CACHE_BYTES", "-1"), ("MAX_MODEL_TOKENS", "1"), ("NODE", "A B")],
+    [
+        ("CPU_CORES", "all"),
+        ("ENCODING", "int4"),
+        ("KV_CACHE_BYTES", "-1"),
+        ("MAX_MODEL_TOKENS", "1"),
+        ("NODE", "A B"),
+    ],
 )
 def test_each_wrong_value_of_a_worker_is_named(worker, name, value):
     with pytest.raises(ConfigError, match=f"PREFIXFLEET_WORKER_{name}"):
         WorkerSettings.read(worker | {f"PREFIXFLEET_WORKER_{name}": value})
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_every_encoding_there_is_can_be_set(worker, encoding):
+    told = worker | {"PREFIXFLEET_WORKER_ENCODING": encoding}
+
+    assert WorkerSettings.read(told).encoding == encoding
+    assert WorkerSettings.read(worker).encoding == "exact"
+    assert set(get_args(EncodingName)) == set(ENCODINGS)

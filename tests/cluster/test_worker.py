@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 from eventually import alive, until
 from node_rig import PlainEngine, running_node, settings_of
 
+from prefixfleet.cluster.engine_probe import in_flight_of
 from prefixfleet.cluster.settings import WorkerSettings
 from prefixfleet.cluster.worker import EngineFailed, Worker
 from prefixfleet.store.errors import ConfigError
@@ -176,6 +178,81 @@ async def test_a_worker_that_is_stopped_while_its_engine_starts_leaves_nothing(s
     await asyncio.gather(task, return_exceptions=True)
 
     assert not alive(pid)
+
+
+async def state_of(registry):
+    return [worker.state for worker in await registry.workers()]
+
+
+async def test_a_worker_takes_no_new_requests_while_the_operator_says_so(start, node, registry):
+    worker, _ = start()
+    await asyncio.wait_for(worker.ready, 30)
+
+    for names, state in ((("w",), "draining"), ((), "ready"), (("other", "a"), "draining")):
+        wished = names
+
+        await registry.change_wish(lambda wish, names=wished: replace(wish, draining=names))
+
+        await until(lambda state=state: is_state(registry, state))
+
+
+async def is_state(registry, state):
+    return await state_of(registry) == [state]
+
+
+async def test_a_draining_worker_waits_for_the_requests_it_has(start, node, registry):
+    worker, _ = start(drain_s=60)
+    record = await asyncio.wait_for(worker.ready, 30)
+    async with aiohttp.ClientSession() as session:
+        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        await until(lambda: _holds(session, record))
+
+        draining = asyncio.create_task(worker.drain())
+        await until(lambda: is_state(registry, "draining"))
+        assert not draining.done()
+        await (await session.get(f"{record.url}/let-go")).read()
+
+        assert await asyncio.wait_for(draining, 30) is True
+        assert (await held).status == 200
+
+
+async def _holds(session, record):
+    async with session.get(f"{record.url}/metrics") as response:
+        return 'running{engine="0"} 1.0' in await response.text()
+
+
+async def test_draining_ends_with_its_time_and_says_so(start, node, caplog):
+    worker, _ = start(drain_s=0.5)
+    record = await asyncio.wait_for(worker.ready, 30)
+    async with aiohttp.ClientSession() as session:
+        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        await until(lambda: _holds(session, record))
+
+        assert await worker.drain() is False
+
+        await (await session.get(f"{record.url}/let-go")).read()
+        await held
+    assert "not drained: it still had requests after 0.5 s" in caplog.text
+
+
+async def test_a_worker_that_serves_nothing_is_drained(start):
+    worker, _ = start()  # without a node it never gets ready
+
+    assert await worker.drain() is True
+
+
+@pytest.mark.parametrize("text", ["", "vllm:num_requests_running 1.0\n", "{", "a b c d\n"])
+def test_an_engine_that_does_not_say_what_it_has_is_an_error(text):
+    with pytest.raises(ConfigError, match="expected gauges vllm:num_requests_running"):
+        in_flight_of(text)
+
+
+def test_requests_in_flight_are_those_of_all_its_cores():
+    text = "".join(
+        f'vllm:num_requests_{what}{{engine="{core}"}} {count}\n'
+        for what, core, count in (("running", 0, 2.0), ("running", 1, 1.0), ("waiting", 0, 4.0))
+    )
+    assert in_flight_of(text) == 7
 
 
 def _processes_with(argument):

@@ -228,7 +228,7 @@ async def test_a_contact_where_nobody_listens_is_a_lost_peer(rig, segment, servi
 
 
 async def test_a_contact_of_another_kind_is_refused(network_rig):
-    for contact in ("inproc://a/b/1", "", "tcp://", "ucx://x", f"{network_rig.kind}://h:99999"):
+    for contact in ("inproc://a/b/1", "", "tcp://", "ucx://x", f"{network_rig.scheme()}://h:99999"):
         with pytest.raises(ProtocolError, match="contact"):
             await network_rig.connect(network_rig.link("b"), contact)
 
@@ -247,10 +247,10 @@ async def test_host_names_and_ipv6_addresses_work(network_rig, segment, service,
 
 
 async def test_a_host_that_does_not_resolve_is_a_lost_peer(network_rig):
-    scheme = network_rig.kind.removesuffix("-py")
+    contact = f"{network_rig.scheme()}://nowhere.invalid:7"
 
     with pytest.raises(PeerLost):
-        await network_rig.connect(network_rig.link("b"), f"{scheme}://nowhere.invalid:7")
+        await network_rig.connect(network_rig.link("b"), contact)
 
 
 async def test_a_port_in_use_stops_the_start_and_says_what_to_set(network_rig, segment, service):

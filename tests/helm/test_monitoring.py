@@ -40,7 +40,7 @@ def _node_snapshot():
     numbers = {"a": 1}
     return {
         "tiers": {"dram": numbers},
-        "counters": defaultdict(int, blocks=numbers, pull_failures=numbers),
+        "counters": defaultdict(int, blocks=numbers, pull_failures=numbers, failed_sources=numbers),
         "index": defaultdict(int),
         "cache": defaultdict(int),
         "engines": 1,

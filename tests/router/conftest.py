@@ -4,6 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from chats import write_model
+from clocks import ManualClock
 from router_rig import Rig
 
 
@@ -16,3 +17,8 @@ def model_folder(tmp_path_factory):
 async def rig(model_folder, redis_url):
     async with AsyncExitStack() as stack:
         yield Rig(model_folder, stack, redis_url)
+
+
+@pytest.fixture
+def clock():
+    return ManualClock()

@@ -1,11 +1,12 @@
 """The choice: least seconds, with the best of pulling and computing on every worker."""
 
+import dataclasses
 import random
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, first_guess, pull_seconds
 from prefixfleet.router.policy import Candidate, Source, best_for, choose
@@ -117,7 +118,7 @@ def test_equal_workers_are_drawn_at_random():
     c2=st.floats(0, 5),
 )
 def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, speed, c2):
-    model = replace(first_guess(1_000), coefficients=(0.01, 1.0, c2))
+    model = dataclasses.replace(first_guess(1_000), coefficients=(0.01, 1.0, c2))
     link = LinkSpeed(bytes_per_s=speed, setup_s=0.01)
     candidate = replace(
         IDLE,
@@ -137,7 +138,7 @@ def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, sp
         for pulled in range(max(0, min(held, usable) - hit) + 1)
     ]
     # The best real number may lie between two blocks: allow the step of one block
-    step = pull_seconds(IDLE.block_bytes, replace(link, setup_s=0.0))
+    step = pull_seconds(IDLE.block_bytes, dataclasses.replace(link, setup_s=0.0))
     assert decision.total_s <= min(others) + step + 1e-9
 
 

@@ -10,7 +10,14 @@ from prefixfleet.store.engine_events import AllCleared, BlocksStored, decode_bat
 from prefixfleet.store.engine_mirror import Change, EngineMirror, Follow
 from prefixfleet.store.errors import ProtocolError
 
-ROOT, KEY, BLOCK = b"r" * 16, b"k" * 32, 4
+KEY, BLOCK = b"k" * 32, 4
+
+
+def root_of(salt):
+    return (b"root" + salt.encode()).ljust(16, b"\0")
+
+
+ROOT = root_of("")
 TOKENS = list(range(12))
 CHAIN = extend_chain(ROOT, TOKENS, BLOCK, KEY)
 NAMES = [101, 102, 103]
@@ -33,7 +40,7 @@ def removed(names, **more):
 
 @pytest.fixture
 def mirror():
-    return EngineMirror(ROOT, BLOCK, KEY)
+    return EngineMirror(root_of, BLOCK, KEY)
 
 
 def follow(mirror, *events, sequence=None):
@@ -167,9 +174,44 @@ def test_all_cleared_drops_everything_and_goes_on(mirror):
 
 
 @pytest.mark.parametrize(
-    "scope", [{"lora_id": 1}, {"lora_name": "a"}, {"extra_keys": [["tenant"], None, None]}]
+    "salted",
+    [
+        {"extra_keys": [["tenant"], None, None]},
+        {"extra_keys": ["tenant", None, None]},
+        {"cache_salt": "tenant"},
+    ],
+    ids=["vllm", "vllm before tags", "sglang"],
 )
-def test_blocks_with_lora_salt_or_image_are_counted_and_not_followed(mirror, scope):
+def test_a_salt_is_part_of_the_root_and_of_all_that_follows(mirror, salted):
+    """A tenant's own prefixes are followed like any, and are nobody else's."""
+    _, change = follow(mirror, stored(NAMES[:2], TOKENS[:8], **shortened(salted)))
+    _, more = follow(mirror, stored(NAMES[2:], TOKENS[8:], parent=NAMES[1]))
+
+    chain = extend_chain(root_of("tenant"), TOKENS, BLOCK, KEY)
+    assert set(change.added) == set(chain[:2])
+    assert more.added == (chain[2],)
+    assert mirror.held.isdisjoint(CHAIN)
+
+
+def shortened(fields):
+    """Extra keys for two blocks."""
+    return {k: v[:2] if isinstance(v, list) else v for k, v in fields.items()}
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"lora_id": 1},
+        {"lora_name": "a"},
+        {"lora_name": "a", "extra_keys": [["a", "tenant"], ["a"], ["a"]]},
+        {"extra_keys": [[["an image", 0]], None, None]},
+        {"extra_keys": [["tenant", "and more"], None, None]},
+        {"extra_keys": [["tenant"], ["in a later block"], None]},
+        {"cache_salt": "tenant", "extra_keys": [["tenant"], [["an image", 3]], None]},
+        {"cache_salt": 7},
+    ],
+)
+def test_blocks_with_lora_or_image_are_counted_and_not_followed(mirror, scope):
     """Their tokens alone do not name them; following them would share what must not be shared."""
     _, change = follow(mirror, stored(**scope))
 
@@ -192,7 +234,7 @@ def test_blocks_that_cannot_be_named_are_counted_and_not_followed(mirror, event)
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=40))
 def test_what_is_held_is_what_was_stored_more_often_than_removed(steps):
-    mirror = EngineMirror(ROOT, BLOCK, KEY)
+    mirror = EngineMirror(root_of, BLOCK, KEY)
     follow(mirror, stored())
     copies = [1, 1, 1]
     for store, i in steps:

@@ -1,6 +1,7 @@
 """The registry of workers, in a real server."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import redis.asyncio
 from eventually import until
 
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
-from prefixfleet.store.records import WorkerRecord
+from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
 
 
@@ -132,3 +133,56 @@ async def test_a_key_of_another_type_is_unavailable(registry, raw, fleet):
 def test_a_wrong_url_is_refused():
     with pytest.raises(ConfigError):
         WorkerRegistry("ftp://h", "f")
+
+
+async def test_nothing_is_wished_at_first(registry):
+    assert await registry.wish() == FleetWish()
+
+
+async def test_a_wish_is_read_as_it_was_changed(registry):
+    wish = FleetWish(draining=("a",), nodes=3, rollout=2, environ={"A": "ä"}, failed="why")
+
+    assert await registry.change_wish(lambda _: wish) == wish
+    assert await registry.wish() == wish
+
+
+async def test_changes_at_the_same_time_are_all_kept(registry):
+    def one_more(wish):
+        return replace(wish, nodes=wish.nodes + 1)
+
+    await asyncio.gather(*(registry.change_wish(one_more) for _ in range(4)))
+
+    assert (await registry.wish()).nodes == 4
+
+
+async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet):
+    other = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    count = 0
+
+    async def disturb():
+        await other.change_wish(lambda wish: replace(wish, rollout=wish.rollout + 1))
+
+    asked = registry._read_wish
+
+    async def read_late():
+        nonlocal count
+        count += 1
+        seen = await asked()
+        await disturb()
+        return seen
+
+    registry._read_wish = read_late
+    with pytest.raises(IndexUnavailable, match="changed 10 times"):
+        await registry.change_wish(lambda wish: replace(wish, nodes=7))
+    assert count == 10
+    await other.close()
+
+
+@pytest.mark.parametrize("record", [b"", b"\xc1", b"\x81\xa7version\x09"])
+async def test_an_unreadable_wish_is_an_error_and_is_not_replaced(registry, raw, fleet, record):
+    key = f"pf1:{{{fleet}}}:wish"
+    await raw.hset(key, mapping={"generation": 1, "record": record})
+
+    with pytest.raises(ConfigError, match="FleetWish"):
+        await registry.change_wish(lambda wish: replace(wish, nodes=7))
+    assert await raw.hget(key, "record") == record

@@ -64,12 +64,15 @@ async def make_tier(tmp_path, clock):
     made = []
 
     async def make(*, num_slots=8, bytes_per_day=None):
+        async def leaving(hashes):
+            tier.gone.extend(hashes)
+
         tier = SsdTier(
             FailingFiles(tmp_path, LAYOUT, NAMESPACE, num_slots),
             NAMESPACE,
             LruOrder(),
             budget=WearBudget(bytes_per_day, clock),
-            evicted=lambda hashes: tier.gone.extend(hashes),
+            leaving=leaving,
             clock=clock,
         )
         tier.gone = []
@@ -120,6 +123,17 @@ async def test_a_full_tier_evicts_leaves_and_says_so(make_tier):
     assert tier.gone == [CHAIN[3]]
     assert tier.match(CHAIN) == 3
     assert tier.holds(other)
+
+
+async def test_the_parent_of_what_is_written_is_not_evicted_for_it(make_tier):
+    tier = await make_tier(num_slots=3)
+    await tier.store(writes(CHAIN[:2]))
+    other = bytes([99]) * 16
+    await tier.store([DiskWrite(other, b"", sealed(other))])
+
+    assert await tier.store(writes(CHAIN[2:3], first=2)) == CHAIN[2:3]
+    assert tier.match(CHAIN) == 3
+    assert tier.gone == [other]
 
 
 async def test_a_corrupt_block_is_a_miss_and_leaves_with_its_suffix(make_tier, tmp_path):

@@ -76,7 +76,8 @@ class Daemons:
         async def wait() -> None:
             pool = self._nodes[name][0]._pool
             assert pool is not None
-            await until(lambda: pool.tier()["pinned"] == pool.tier()["reserved"] == 0)
+            counts = pool.host.pool.counts
+            await until(lambda: counts().pinned == counts().reserved == 0)
             pool.host.pool.check()
 
         self.call(wait())

@@ -46,6 +46,7 @@ with warnings.catch_warnings():
 
 BLOCK = 16
 LAYERS, HEADS, CHANNELS = 3, 2, 8
+STATE_BITS = 20
 VOCAB = 997
 MAX_LEN = 1024
 
@@ -81,6 +82,8 @@ def engine_config(
     overlap: bool = False,
     policy: str = "recompute",
     extra: dict[str, Any] | None = None,
+    encoding: str = "exact",
+    isa: str = "vec",
 ) -> VllmConfig:
     """What vLLM hands a connector; ``overlap`` is asynchronous scheduling."""
     with warnings.catch_warnings():
@@ -103,14 +106,15 @@ def engine_config(
                 kv_connector_module_path="prefixfleet.cluster.connector",
                 kv_role="kv_both",
                 kv_load_failure_policy=policy,
-                kv_connector_extra_config=extra or {"socket": str(socket), "engine": "rig"},
+                kv_connector_extra_config=extra
+                or {"socket": str(socket), "engine": "rig", "encoding": encoding},
             ),
         )
     config.parallel_config.tensor_parallel_size = ranks
     config.scheduler_config.async_scheduling = overlap
     config.cache_config.num_gpu_blocks = blocks
     layers = [f"layers.{i}" for i in range(LAYERS)]
-    kernel = SimpleNamespace(isa="rig")
+    kernel = SimpleNamespace(isa=isa)
     config.compilation_config.static_forward_context = dict.fromkeys(layers, kernel)
     return config
 
@@ -181,11 +185,24 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(1, VOCAB - 90), k=length)
 
 
+def bits_of(state: int, rank: int) -> torch.Tensor:
+    """A state twice over and its rank, as signs for all elements of one position."""
+    bits = [*f"{state:0{STATE_BITS}b}"[::-1]] * 2 + [*f"{rank:08b}"]
+    return torch.tensor([1.0 if b == "1" else -1.0 for b in bits]).view(LAYERS, HEADS, CHANNELS)
+
+
 class Rank:
-    """One worker: its paged KV, its connector, and its turn in a step."""
+    """One worker: its paged KV, its connector, and its turn in a step.
+
+    Encoded, a position's KV is the state's bits as signs, which 8 bits hold; else it is the state
+    itself. ``huge``: positions whose values 8 bits cannot hold.
+    """
 
     def __init__(self, number: int, config: VllmConfig, kv: KVCacheConfig) -> None:
         self.number = number
+        self.huge: set[int] = set()
+        extra = config.kv_transfer_config.kv_connector_extra_config
+        self._in_bits = extra.get("encoding", "exact") != "exact"
         self.caches = caches_of(kv.num_blocks)
         self.connector = PrefixfleetConnector(config, KVConnectorRole.WORKER, kv)
         # the only thing of vLLM's that needs a real group of processes
@@ -193,12 +210,21 @@ class Rank:
         with patch(rank, return_value=number):
             self.connector.register_kv_caches(self.caches)
 
-    def write(self, block: int, offset: int, state: int) -> None:
+    def write(self, blocks: Sequence[int], position: int, state: int) -> None:
+        """What a forward leaves of one position."""
+        block, offset = blocks[position // BLOCK], position % BLOCK
+        if self._in_bits:
+            signs = bits_of(state, self.number) * (3e38 if position in self.huge else 1)
+            for cache, part in zip(self.caches.values(), signs, strict=True):
+                cache[block, :, offset, :] = part
+            return
         for layer, cache in enumerate(self.caches.values()):
             cache[block, :, offset, :] = state + layer + 100 * self.number
 
     def read(self, blocks: Sequence[int], count: int) -> list[int]:
         """States of the first ``count`` positions, each the same in every layer and channel."""
+        if self._in_bits:
+            return self._read_bits(blocks, count)
         states = None
         for layer, cache in enumerate(self.caches.values()):
             values = cache[list(blocks)].transpose(1, 2).reshape(-1, HEADS * CHANNELS)[:count]
@@ -208,6 +234,15 @@ class Rank:
             states = found[:, 0]
         assert states is not None
         return [int(s) for s in states.tolist()]
+
+    def _read_bits(self, blocks: Sequence[int], count: int) -> list[int]:
+        layers = [cache[list(blocks)].transpose(1, 2) for cache in self.caches.values()]
+        signs = torch.stack(layers, 2).reshape(-1, LAYERS, HEADS, CHANNELS)[:count].sign()
+        powers = 2.0 ** torch.arange(STATE_BITS)
+        states = [int(s) for s in ((signs.flatten(1)[:, :STATE_BITS] > 0) * powers).sum(1)]
+        for state, found in zip(states, signs, strict=True):
+            assert torch.equal(found, bits_of(state, self.number)), "torn block"
+        return states
 
 
 class EngineRig:
@@ -349,7 +384,7 @@ class EngineRig:
             states = digests(tokens)
             assert rank.read(blocks, start) == states[:start], f"{name}: wrong KV before {start}"
             for position in range(start, start + count):
-                rank.write(blocks[position // BLOCK], position % BLOCK, states[position])
+                rank.write(blocks, position, states[position])
             is_last = start + count == len(tokens)
             sampled.append([next_token(rank.read(blocks, len(tokens)))] if is_last else [])
         if rank is self.ranks[-1]:

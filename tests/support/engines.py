@@ -9,16 +9,18 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prefixfleet.cluster.engine_command import engine_command, engine_environ
+from prefixfleet.cluster.engine_command import BLOCK_TOKENS, engine_command, engine_environ
 from prefixfleet.cluster.ports import hold_port
-from prefixfleet.cluster.settings import WorkerSettings
+from prefixfleet.cluster.settings import EncodingName, WorkerSettings
+from prefixfleet.store.records import PullPlan
 
-START_S = 300.0
+START_S = 600.0
 ANSWER_S = 100.0
 STOP_S = 30.0
 HERE = Path(__file__).parent
@@ -102,9 +104,11 @@ class Node:
 
 
 class Engine:
-    """A vLLM server whose connector talks to a node's daemon."""
+    """A vLLM server whose connector talks to a node's daemon; a ``plain`` one has no connector."""
 
-    def __init__(self, settings: WorkerSettings, options: list[str]) -> None:
+    def __init__(
+        self, settings: WorkerSettings, options: list[str], *, plain: bool = False
+    ) -> None:
         with hold_port(settings.host) as held:
             port = held.getsockname()[1]
             self.url = f"http://{settings.host}:{port}"
@@ -113,9 +117,13 @@ class Engine:
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
                 "VLLM_RPC_BASE_PATH": str(self._log.parent),  # else it leaves sockets in /tmp
             }
+            command = [*engine_command(settings, port), *options]
+            if plain:
+                at = command.index("--kv-transfer-config")
+                del command[at : at + 2]
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
-                    [*engine_command(settings, port), *options],
+                    command,
                     env=environ,
                     stdout=log,
                     stderr=log,
@@ -183,9 +191,16 @@ class Engine:
 
 @contextlib.contextmanager
 def running_pair(
-    folder: Path, model: Path, redis_url: str, pool_bytes: dict[str, int]
+    folder: Path,
+    model: Path,
+    redis_url: str,
+    pool_bytes: dict[str, int],
+    encodings: Mapping[str, EncodingName] | None = None,
 ) -> Iterator[tuple[dict[str, Node], dict[str, Engine]]]:
-    """A node and an engine for each name in ``pool_bytes``, started at the same time."""
+    """A node and an engine for each name in ``pool_bytes``, started at the same time.
+
+    Engines store exact blocks, but for the names in ``encodings``.
+    """
     secret = folder / "secret"
     secret.write_text("a secret of the test")
     fleet = {
@@ -198,7 +213,7 @@ def running_pair(
         for node in nodes.values():
             node.start()
             stack.callback(node.stop)
-        engines = start_engines(folder, model, nodes)
+        engines = start_engines(folder, model, nodes, encodings or {})
         for engine in engines.values():
             stack.callback(engine.stop)
         for node in nodes.values():
@@ -206,7 +221,9 @@ def running_pair(
         yield nodes, engines
 
 
-def start_engines(folder: Path, model: Path, nodes: dict[str, Node]) -> dict[str, Engine]:
+def start_engines(
+    folder: Path, model: Path, nodes: dict[str, Node], encodings: Mapping[str, EncodingName]
+) -> dict[str, Engine]:
     """One core each, small steps so that prompts are computed in chunks."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -223,12 +240,34 @@ def start_engines(folder: Path, model: Path, nodes: dict[str, Node]) -> dict[str
             kv_cache_bytes=256 << 20,
             max_model_tokens=2048,
             cpu_cores=str(cores[number % len(cores)]),
+            encoding=encodings.get(node.name, "exact"),
         )
         return Engine(settings, ["--max-num-batched-tokens", "160"])
 
     with ThreadPoolExecutor(len(nodes)) as starters:
         started = starters.map(start, range(len(nodes)), nodes.values())
         return dict(zip(nodes, started, strict=True))
+
+
+def plan_for(source: Node, num_tokens: int, budget_s: float = 20.0) -> dict[str, Any]:
+    """What a router tells an engine that shall pull a prompt's blocks from ``source``."""
+    pulled = PullPlan(
+        request=uuid.uuid4().hex,
+        source=source.name,
+        source_epoch=source.epoch,
+        blocks=num_tokens // BLOCK_TOKENS,
+        budget_s=budget_s,
+    )
+    return {"prefixfleet": asdict(pulled)}
+
+
+def tokens_of_text(model: Path) -> list[int]:
+    """Token ids of real text."""
+    from tokenizers import Tokenizer
+
+    text = (HERE.parents[1] / "DESIGN.md").read_text()
+    ids: list[int] = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    return ids
 
 
 def wait_until(condition: Any, timeout_s: float = 60.0) -> None:

@@ -4,10 +4,13 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import mmap
 import os
 import signal
 import sys
+import tempfile
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -16,13 +19,17 @@ import pytest
 
 from prefixfleet.transfer.inproc import InprocLink, InprocNetwork
 from prefixfleet.transfer.link import Caller, Link, Listener, Peer, Range, Service
+from prefixfleet.transfer.shm import ShmLink
 from prefixfleet.transfer.tcp import TcpLink
 from prefixfleet.transfer.ucx import UcxLink
 from prefixfleet.transfer.ucx_binding import available
 
+SHARED_MEMORY = "/dev/shm"
+FILES = "prefixfleet-test-"
 SECRET = b"the same on all hosts"
 MAKERS: dict[str, Callable[..., Link]] = {
     "tcp": TcpLink,
+    "shm": ShmLink,
     "ucx": UcxLink,
     "ucx-py": lambda **options: UcxLink(binding="ucp", **options),
 }
@@ -35,7 +42,7 @@ def _needs(binding: str, *values: str) -> Any:
     )
 
 
-NETWORK_KINDS = ["tcp", _needs("ucxx", "ucx"), _needs("ucp", "ucx-py")]
+NETWORK_KINDS = ["tcp", "shm", _needs("ucxx", "ucx"), _needs("ucp", "ucx-py")]
 KINDS = ["inproc", *NETWORK_KINDS]
 
 
@@ -44,9 +51,22 @@ def soon(seconds: float = 20.0) -> float:
     return time.monotonic() + seconds
 
 
+def shared_memory(count: int) -> memoryview:
+    """Zeros in a private file of shared memory, as a pool is; the file goes with its last view."""
+    fd, path = tempfile.mkstemp(prefix=f"{FILES}{os.getpid()}-", dir=SHARED_MEMORY)
+    os.truncate(fd, count)
+    memory = mmap.mmap(fd, count)
+    os.close(fd)
+    weakref.finalize(memory, Path(path).unlink, missing_ok=True)
+    return memoryview(memory)
+
+
 def some_bytes(count: int) -> memoryview:
-    """The same bytes each time, no part of which looks like another; a writable view."""
-    return memoryview(bytearray(hashlib.shake_128(b"segment").digest(count)))
+    """The same bytes each time, no part of which looks like another; a writable view of a file
+    in shared memory."""
+    view = shared_memory(count)
+    view[:] = hashlib.shake_128(b"segment").digest(count)
+    return view
 
 
 async def read(
@@ -98,6 +118,11 @@ class Rig:
 
     async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
+
+    def scheme(self) -> str:
+        """What contacts of this kind begin with."""
+        link = self.link("any")
+        return link.scheme if isinstance(link, ShmLink) else link.name
 
     def link(self, node: str, secret: bytes = SECRET, **options: Any) -> Link:
         """A link of the rig's kind."""
@@ -157,6 +182,7 @@ class Source:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.communicate()
+            _remove_files(process.pid)
 
     def send(self, number: int) -> None:
         os.kill(self._process.pid, number)
@@ -171,6 +197,12 @@ class Source:
 
     def thaw(self) -> None:
         self.send(signal.SIGCONT)
+
+
+def _remove_files(pid: int) -> None:
+    """What a killed process left in shared memory."""
+    for left in Path(SHARED_MEMORY).glob(f"{FILES}{pid}-*"):
+        left.unlink()
 
 
 def link_source(kind: str, size: int) -> contextlib.AbstractAsyncContextManager[Source]:

@@ -5,11 +5,13 @@ import hashlib
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from links import Rig, Source, soon
+import links
+from links import Rig, soon
 
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, seal, verify
+from prefixfleet.transfer.gather import Source
 from prefixfleet.transfer.link import Link
 from prefixfleet.transfer.pull import Puller, PullResult
 from prefixfleet.transfer.serve import BlockServer
@@ -32,12 +34,18 @@ def payload(block: bytes, shard: int, size: int) -> bytes:
 class PoolNode:
     """A node's pool with its bytes. Owned by the test."""
 
-    def __init__(self, name: str, slots: int = 128, layout: SlotLayout = LAYOUT) -> None:
+    def __init__(
+        self,
+        name: str,
+        slots: int = 128,
+        layout: SlotLayout = LAYOUT,
+        segment: memoryview | None = None,
+    ) -> None:
         self.name = name
         self.layout = layout
         self.now_s = 1000.0  # of the pool and the server; moved by hand
         self.pool = SlotPool(slots, LruOrder(), lambda: self.now_s)
-        self.segment = memoryview(bytearray(slots * layout.slot_bytes))
+        self.segment = segment or links.shared_memory(slots * layout.slot_bytes)
         self.corrupt: list[bytes] = []
         self.server = BlockServer(
             self.pool,
@@ -119,8 +127,15 @@ class PullRig:
         namespace: bytes = NAMESPACE,
         epoch: int = EPOCH,
         seconds: float = 20.0,
+        others: Sequence[dict[str, str]] = (),
     ) -> PullResult:
         """One pull into the target's pool."""
+        self.asked_others = 0
+
+        async def find() -> list[Source]:
+            self.asked_others += 1
+            return [Source(contacts, EPOCH) for contacts in others]
+
         return await self.puller.pull(
             contacts,
             namespace=namespace,
@@ -128,9 +143,10 @@ class PullRig:
             parent=parent,
             hashes=hashes,
             deadline=soon(seconds),
+            others=find,
         )
 
 
-def pull_source(kind: str, blocks: int) -> contextlib.AbstractAsyncContextManager[Source]:
+def pull_source(kind: str, blocks: int) -> contextlib.AbstractAsyncContextManager[links.Source]:
     """A process that serves ``chain(blocks)``."""
-    return Source.of("pull_source.py", kind, blocks)
+    return links.Source.of("pull_source.py", kind, blocks)

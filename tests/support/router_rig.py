@@ -1,6 +1,8 @@
 """A router on a port of its own, in front of engines on theirs."""
 
 import asyncio
+import secrets
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -20,10 +22,12 @@ from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.chain import segment_heads
 from prefixfleet.store.index import Membership
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.worker_orders import WorkerOrders
 
 LEASE_S = 60.0  # no test outlives it: what ends a lease in a test is the test
 
@@ -62,7 +66,12 @@ class Rig:
         self.stack.push_async_callback(self.registry.close)
         records = [e.record() for e in engines] if records is None else records
         await self.announce(*records)
-        fleet = Fleet(self.index, self.registry, SECRET)
+        orders = WorkerOrders(self.redis_url, self.fleet)
+        self.stack.push_async_callback(orders.close)
+        loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
+        self.stack.push_async_callback(loads.close)
+        fleet = Fleet(self.index, self.registry, SECRET, orders, loads)
+        settings = {"slow_start_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)
         self.runner = runner = app_runner(self.router)
@@ -71,6 +80,7 @@ class Rig:
         await web.TCPSite(runner, "127.0.0.1", 0, backlog=BACKLOG).start()
         base = f"http://127.0.0.1:{runner.addresses[0][1]}"
         self.client = await self.stack.enter_async_context(aiohttp.ClientSession(base))
+        await until(lambda: len(self.router.roster.standings()) >= len(records))
         await self.until_ready(len(records) if ready is None else ready)
         await asyncio.wait_for(self.router.feed.loaded.wait(), 10)
         return self.router

@@ -66,6 +66,7 @@ class FakeEngine:
     namespace: Namespace = NAMESPACE
     secret: bytes = SECRET
     prefill_tokens_per_s: float = 1_000.0
+    plain: bool = False  # runs without our connector: no outcome, no plan
     behave: Behaviour | None = None
     probe: Behaviour | None = None  # answers the one-token probes of the parity check
     tokens: Tokens = field(init=False)
@@ -140,7 +141,8 @@ class FakeEngine:
     async def _prompt(self, request: web.Request) -> web.StreamResponse:
         raw = await request.read()
         asked = msgspec.json.decode(raw)
-        if "kv_transfer_params" in asked:  # probes come without a plan
+        # probes come without a plan
+        if "kv_transfer_params" in asked or (self.plain and asked.get("max_tokens") != 1):
             self.seen.append(asked)
             self.raw.append(raw)
             self.seen_headers.append(dict(request.headers))
@@ -183,15 +185,15 @@ async def answer(engine: FakeEngine, request: web.Request, asked: Asked) -> web.
 
 async def whole(engine: FakeEngine, request: web.Request, asked: Asked) -> web.StreamResponse:
     """An answer in one piece, with the outcome."""
-    return web.json_response(
-        {
-            "id": "x",
-            "model": engine.model,
-            "choices": [{"index": 0, "text": engine.name, "message": {"content": engine.name}}],
-            "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
-            "kv_transfer_params": {"prefixfleet": asdict(engine.outcome(request, asked))},
-        }
-    )
+    body = {
+        "id": "x",
+        "model": engine.model,
+        "choices": [{"index": 0, "text": engine.name, "message": {"content": engine.name}}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
+    }
+    if not engine.plain:
+        body["kv_transfer_params"] = {"prefixfleet": asdict(engine.outcome(request, asked))}
+    return web.json_response(body)
 
 
 EVENTS = (

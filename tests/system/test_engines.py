@@ -4,14 +4,11 @@ import json
 import signal
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from pathlib import Path
 
 import pytest
-from engines import running_pair, wait_until
+from engines import plan_for, running_pair, tokens_of_text, wait_until
 
 from prefixfleet.cluster.model import default_cache_dir, demo_model
-from prefixfleet.store.records import PullPlan
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -43,11 +40,7 @@ def engines(pair):
 @pytest.fixture(scope="module")
 def tokens():
     """Token ids of real text."""
-    from tokenizers import Tokenizer
-
-    model = demo_model(default_cache_dir(), lambda _: None)
-    text = (Path(__file__).parents[2] / "DESIGN.md").read_text()
-    return Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
+    return tokens_of_text(demo_model(default_cache_dir(), lambda _: None))
 
 
 @pytest.fixture
@@ -61,15 +54,8 @@ def prompt_of(tokens):
     return make
 
 
-def plan(nodes, source, prompt, budget_s=20.0):
-    pulled = PullPlan(
-        request=uuid.uuid4().hex,
-        source=source,
-        source_epoch=nodes[source].epoch,
-        blocks=len(prompt) // BLOCK,
-        budget_s=budget_s,
-    )
-    return {"prefixfleet": asdict(pulled)}
+def plan(nodes, source, prompt):
+    return plan_for(nodes[source], len(prompt))
 
 
 def cold(engine, prompt, **fields):

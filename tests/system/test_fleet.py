@@ -2,13 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import uuid
 from pathlib import Path
 
 import openai
 import pytest
+from engines import wait_until
 
 from prefixfleet.cluster.leftovers import pools_of, processes_of
 from prefixfleet.cluster.run_state import StateHome
@@ -108,6 +111,71 @@ def test_status_shows_nodes_workers_and_blocks(fleet, client, environ):
     table = prefixfleet(environ, "status")
     assert table.returncode == 0
     assert "node-0" in table.stdout
+
+
+def test_a_router_and_a_redis_that_die_are_started_again(fleet, client, environ):
+    _, before = ask(client, "What is it?")
+    for name in ("prefixfleet.router", "valkey"):
+        for pid in processes_of(fleet.run):
+            if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+                os.kill(pid, signal.SIGKILL)
+
+        def answers(before=before):
+            try:
+                return ask(client, "What is it?")[1].choices == before.choices
+            except openai.APIError:
+                return False
+
+        wait_until(answers, 120)
+
+    assert prefixfleet(environ, "status").returncode == 0
+
+
+def test_engines_are_exchanged_one_by_one_and_no_client_notices(fleet, client, environ):
+    """Also drained and given back; the model keeps its name."""
+    stop, answers, errors = threading.Event(), [], []
+
+    def keep_asking():
+        while not stop.is_set():
+            try:
+                answers.append(ask(client, "What is it?")[1].choices[0].message.content)
+            except openai.APIError as error:
+                errors.append(repr(error))
+
+    asking = threading.Thread(target=keep_asking)
+    asking.start()
+    try:
+        drained = prefixfleet(environ, "drain", "engine-0", "--wait", "60")
+        resumed = prefixfleet(environ, "resume", "engine-0")
+        setting = "PREFIXFLEET_WORKER_MAX_MODEL_TOKENS=3072"
+        updated = prefixfleet(environ, "update", "--set", setting, "--wait", "600")
+    finally:
+        stop.set()
+        asking.join(300)
+
+    assert (drained.returncode, resumed.returncode) == (0, 0), (drained.stderr, resumed.stderr)
+    assert updated.returncode == 0, updated.stderr
+    assert errors == []
+    assert len(answers) > 2
+    assert set(answers) == {answers[0]}
+    assert {m.max_model_len for m in client.models.list().data} == {3072}
+
+
+def test_an_update_that_cannot_start_leaves_the_fleet_as_it_was(fleet, client, environ):
+    setting = "PREFIXFLEET_WORKER_KV_CACHE_BYTES=5"
+
+    updated = prefixfleet(environ, "update", "--set", setting, "--wait", "600")
+
+    assert updated.returncode == 2
+    assert "gave up" in " ".join(updated.stderr.split())
+    assert "KV_CACHE_BYTES" in updated.stderr
+    wait_until(lambda: len(ready_workers(environ)) == 2, 60)
+    assert ask(client, "What is it?")[1].choices[0].message.content
+
+
+def ready_workers(environ):
+    status = json.loads(prefixfleet(environ, "status", "--json").stdout)
+    return [worker for worker in status["workers"] if worker["state"] == "ready"]
 
 
 def test_up_twice_is_refused(fleet, environ):

@@ -11,7 +11,7 @@ from prefixfleet.cluster.model import default_cache_dir, demo_model
 
 pytestmark = [
     pytest.mark.skipif(bool(netns.missing()), reason=f"namespace hosts: {netns.missing()}"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
 ]
 
 OURS = "raylet|gcs_server|VLLM|vllm|prefixfleet-router|ray::"
@@ -28,6 +28,10 @@ class Host:
 hosts = [Host.remote() for _ in range(6)]
 print("placed on", *sorted(set(ray.get([host.address.remote() for host in hosts]))))
 """
+DRAIN_AND_UPDATE = (
+    "prefixfleet drain worker1 --wait 60; prefixfleet resume worker1;"
+    "prefixfleet update --set PREFIXFLEET_WORKER_MAX_MODEL_TOKENS=2048 --wait 360"
+)
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60
 
 
@@ -40,6 +44,12 @@ def _up(network, within_s=150):
 def _down(network):
     command = [*LAUNCH, "down", CLUSTER_FILE, "--within", "60"]
     return network["operator"].run(*command, timeout_s=240)
+
+
+def _operate(network, script):
+    """Run as the operator, with the fleet's settings."""
+    script = f"set -ae; . ~/.prefixfleet/fleet.env; export PATH={sys.prefix}/bin:$PATH; {script}"
+    return network["operator"].run("bash", "-c", script, timeout_s=400, check=False)
 
 
 def _left(network):
@@ -116,6 +126,12 @@ def test_a_fleet_serves_across_hosts_while_one_is_cut_off_and_comes_back(tmp_pat
         becomes(both, 60)
         with ThreadPoolExecutor(6) as clients:
             crowd = list(clients.map(lambda i: _complete(network, f"{PROMPT} {i}"), range(6)))
+            updating = clients.submit(_operate, network, DRAIN_AND_UPDATE)
+            meanwhile = []
+            while not updating.done():
+                meanwhile.append(_complete(network))
+            updated = updating.result()
+        models = ask(network["operator"], "/v1/models").json()["data"]
         down = _down(network)
 
         texts = [answer.json()["choices"][0]["text"] for answer in (cold, warm, alone)]
@@ -125,5 +141,8 @@ def test_a_fleet_serves_across_hosts_while_one_is_cut_off_and_comes_back(tmp_pat
         assert alone.headers["x-prefixfleet-node"] == other
         assert {answer.status for answer in crowd} == {200}
         assert {answer.headers["x-prefixfleet-node"] for answer in crowd} <= {first, other}
+        assert updated.returncode == 0, f"{updated.stderr}\n{logs(network)}"
+        assert {answer.status for answer in meanwhile} == {200}
+        assert [model["max_model_len"] for model in models] == [2048]
         assert "not stopped" not in down.stderr
         netns.wait_until(lambda: _left(network) == {}, within_s=30, what="engines end")

@@ -52,7 +52,7 @@ async def test_without_redis_requests_are_served_and_matched_by_what_was_known(r
     await rig.holds(engines[1], engines[1].tokens.of_text(LONG))
 
     rig.server.stop()
-    await until(lambda: {m.name for m in router.degraded.modes()} == {"index", "registry"})
+    await until(lambda: {m.name for m in router.degraded.modes()} == {"index", "registry", "loads"})
     answers = [await rig.post(prompt=LONG) for _ in range(5)]
 
     assert [status for status, _, _ in answers] == [200] * 5

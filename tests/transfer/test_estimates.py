@@ -1,5 +1,8 @@
 """Learned speeds: they follow what is seen, and one odd pull does not turn them over."""
 
+import math
+import time
+
 import pytest
 
 from prefixfleet.transfer.estimates import MIN_BYTES, OUTLIER, Estimates
@@ -12,12 +15,12 @@ def observe(estimates, rate, size=10 * MiB, setup_s=0.001, peer="a", link="tcp")
 
 
 def test_nothing_is_known_before_the_first_pull():
-    assert Estimates().speed("a", "tcp").bytes_per_s == 0
-    assert Estimates().as_dict() == {}
+    assert Estimates(time.monotonic).speed("a", "tcp").bytes_per_s == 0
+    assert Estimates(time.monotonic).as_dict() == {}
 
 
 def test_the_first_pull_is_believed():
-    estimates = Estimates()
+    estimates = Estimates(time.monotonic)
 
     observe(estimates, 1e9)
 
@@ -25,7 +28,7 @@ def test_the_first_pull_is_believed():
 
 
 def test_the_estimate_follows_a_change():
-    estimates = Estimates()
+    estimates = Estimates(time.monotonic)
     observe(estimates, 1e9)
 
     for _ in range(20):
@@ -36,7 +39,7 @@ def test_the_estimate_follows_a_change():
 
 @pytest.mark.parametrize("rate", [1.0, 1e15])
 def test_one_odd_pull_moves_it_by_a_bounded_factor(rate):
-    estimates = Estimates()
+    estimates = Estimates(time.monotonic)
     observe(estimates, 1e9)
 
     observe(estimates, rate)
@@ -45,7 +48,7 @@ def test_one_odd_pull_moves_it_by_a_bounded_factor(rate):
 
 
 def test_a_tiny_pull_teaches_the_set_up_time_only():
-    estimates = Estimates()
+    estimates = Estimates(time.monotonic)
 
     observe(estimates, 1e3, size=MIN_BYTES - 1, setup_s=0.004)
 
@@ -54,7 +57,7 @@ def test_a_tiny_pull_teaches_the_set_up_time_only():
 
 
 def test_peers_and_links_are_apart_and_their_number_is_bounded():
-    estimates = Estimates(max_entries=2)
+    estimates = Estimates(time.monotonic, max_entries=2)
     observe(estimates, 1e9, peer="a", link="tcp")
     observe(estimates, 2e9, peer="a", link="ucx")
     observe(estimates, 1e9, peer="a", link="tcp")
@@ -65,3 +68,32 @@ def test_peers_and_links_are_apart_and_their_number_is_bounded():
         "a": {"tcp"},
         "b": {"tcp"},
     }
+
+
+def test_seconds_are_set_up_and_transfer_and_infinite_while_unknown():
+    estimates = Estimates(time.monotonic)
+    assert estimates.speed("a", "tcp").seconds(1) == math.inf
+
+    observe(estimates, 1e9, setup_s=0.25)
+
+    assert estimates.speed("a", "tcp").seconds(500_000_000) == pytest.approx(0.75)
+
+
+def test_an_estimate_has_an_age(clock):
+    estimates = Estimates(clock)
+    assert estimates.age_s("a", "tcp") == math.inf
+    observe(estimates, 1e9)
+
+    clock.advance(60)
+
+    assert estimates.age_s("a", "tcp") == 60
+
+
+def test_the_queue_of_the_source_is_what_it_said_last():
+    estimates = Estimates(time.monotonic)
+    for queued in (5, 7):
+        estimates.observe(
+            "a", "tcp", size_bytes=MiB, transfer_s=0.1, setup_s=0.1, queued_bytes=queued
+        )
+
+    assert estimates.as_dict()["a"]["tcp"]["queued_bytes"] == 7

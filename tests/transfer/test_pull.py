@@ -8,8 +8,10 @@ from links import KINDS, NETWORK_KINDS
 from pulls import EPOCH, LAYOUT, PoolNode, PullRig, chain, pull_source
 
 from prefixfleet.store.slot import SlotLayout
+from prefixfleet.transfer.flow import Flow
+from prefixfleet.transfer.gather import MISSING
 from prefixfleet.transfer.inproc import Faults
-from prefixfleet.transfer.pull import MISSING, POOL_FULL, Puller
+from prefixfleet.transfer.pull import POOL_FULL, Puller
 
 CHAIN = chain(40)
 
@@ -295,11 +297,134 @@ async def test_what_was_measured_shows_by_peer_and_link(rig, source):
 
     await rig.pull(contacts, CHAIN)
 
-    speed = rig.puller.estimates.as_dict()["source"][rig.link.name]
+    speed = rig.puller.paths.estimates.as_dict()["source"][rig.link.name]
     assert speed["bytes_per_s"] > 0
     assert speed["setup_s"] > 0
     assert rig.puller.counters == {"ok": 1}
-    assert rig.puller.lanes[rig.link.name].startswith(rig.link.name)
+    assert rig.puller.paths.lanes[rig.link.name].startswith(rig.link.name)
+
+
+# Several sources
+
+
+async def serve_two(rig, first_blocks=40):
+    """Contacts of two sources; the first has the leading blocks only."""
+    contacts = []
+    for name, count in (("one", first_blocks), ("two", 40)):
+        node = PoolNode(name)
+        node.fill(CHAIN[:count])
+        contacts.append(await rig.serve(node))
+    return contacts
+
+
+async def test_what_one_source_lacks_comes_from_another(rig):
+    one, two = await serve_two(rig, first_blocks=13)
+
+    result = await rig.pull(one, CHAIN, others=[two])
+
+    assert (result.blocks, result.failure) == (40, "")
+    assert rig.target.holds(CHAIN) == 40
+
+
+async def test_a_source_that_nobody_reaches_is_replaced(rig):
+    one, two = await serve_two(rig)
+    name = rig.link.name
+    nowhere = {name: one[name].rpartition(":")[0] + ":1"}
+
+    result = await rig.pull(nowhere, CHAIN, others=[two])
+
+    assert (result.blocks, result.failure) == (40, "")
+    assert rig.puller.paths.failed == {"peer_lost": 1}
+
+
+async def test_a_source_of_another_epoch_is_replaced(rig):
+    one, two = await serve_two(rig)
+
+    result = await rig.pull(one, CHAIN, epoch=EPOCH - 1, others=[two])
+
+    assert (result.blocks, result.failure) == (40, "")
+    assert rig.puller.paths.failed == {"epoch": 1}
+
+
+async def test_a_spoiled_block_comes_from_another_source(rig):
+    spoiled, fine = PoolNode("spoiled"), PoolNode("fine")
+    for node in (spoiled, fine):
+        node.fill(CHAIN)
+    with spoiled.pool.pin(CHAIN) as pin:
+        LAYOUT.payload(spoiled.slot(pin.slots[20]), 1)[17] ^= 1
+    contacts = await rig.serve(spoiled)
+
+    result = await rig.pull(contacts, CHAIN, others=[await rig.serve(fine)])
+
+    assert (result.blocks, result.failure) == (40, "")
+    assert rig.target.holds(CHAIN) == 40
+    await until(lambda: spoiled.corrupt)
+    assert (spoiled.corrupt, fine.corrupt) == ([CHAIN[20]], [])
+
+
+async def test_a_source_lost_in_the_middle_is_replaced_for_the_rest(monkeypatch):
+    monkeypatch.setattr("prefixfleet.transfer.pull.PORTION_BYTES", 5 * LAYOUT.slot_bytes)
+    async with PullRig.of("inproc") as rig:
+        one, two = await serve_two(rig)
+        rig.rig.network.faults = Faults(cut_after_bytes=25 * LAYOUT.slot_bytes)
+
+        result = await rig.pull(one, CHAIN, others=[two])
+
+        assert (result.blocks, result.failure) == (40, "")
+        assert rig.puller.paths.failed == {"peer_lost": 1}
+        assert rig.target.holds(CHAIN) == 40
+
+
+async def test_a_long_pull_is_shared_by_its_sources(monkeypatch):
+    monkeypatch.setattr("prefixfleet.transfer.pull.PORTION_BYTES", 2 * LAYOUT.slot_bytes)
+    monkeypatch.setattr("prefixfleet.transfer.pull.MULTI_BYTES", LAYOUT.slot_bytes)
+    async with PullRig.of("inproc") as rig:
+        one, two = await serve_two(rig)
+        rig.rig.network.faults = Faults(bytes_per_s=5_000_000.0)
+
+        result = await rig.pull(one, CHAIN, others=[two])
+
+        assert (result.blocks, result.failure) == (40, "")
+        assert rig.target.holds(CHAIN) == 40
+        assert set(rig.puller.paths.estimates.as_dict()) == {"one", "two"}
+
+
+async def test_others_are_not_looked_for_while_one_source_is_enough(rig):
+    one, two = await serve_two(rig)
+
+    await rig.pull(one, CHAIN, others=[two])
+
+    assert rig.asked_others == 0
+
+
+async def test_when_every_source_fails_the_reason_is_that_of_the_last(inproc):
+    one, two = await serve_two(inproc)
+    inproc.rig.network.faults = Faults(cut_after_bytes=0)
+
+    result = await inproc.pull(one, CHAIN, others=[two])
+
+    assert (result.blocks, result.failure) == (0, "peer_lost")
+    assert inproc.puller.paths.failed == {"peer_lost": 2}
+
+
+async def test_a_short_pull_overtakes_a_long_one(monkeypatch):
+    """A request waits for the short one; the long one has had its share."""
+    monkeypatch.setattr("prefixfleet.transfer.pull.PORTION_BYTES", LAYOUT.slot_bytes)
+    flow = Flow(max_bytes=LAYOUT.slot_bytes, max_peer_bytes=LAYOUT.slot_bytes)
+    async with PullRig.of("inproc", flow=flow) as rig:
+        source = PoolNode("source")
+        source.fill(CHAIN)
+        source.fill(chain(2, "short"))
+        contacts = await rig.serve(source)
+        rig.rig.network.faults = Faults(bytes_per_s=20_000_000.0)
+        long = asyncio.create_task(rig.pull(contacts, CHAIN))
+        await until(lambda: rig.target.pool.match(CHAIN) > 2)
+
+        short = await rig.pull(contacts, chain(2, "short"))
+
+        assert short.blocks == 2
+        assert not long.done()
+        assert (await long).blocks == 40
 
 
 @pytest.mark.parametrize("kind", NETWORK_KINDS)

@@ -1,16 +1,34 @@
-"""A server with the start, /health and completions of vLLM's, and deaths on demand."""
+"""A server with the start, /health, /metrics and completions of vLLM's, and deaths on demand.
+
+A request to /hold is in flight until there was one to /let-go.
+"""
 
 import json
 import os
 import sys
+import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+METRICS = """# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{{engine="0"}} {running}
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{{engine="0"}} 0.0
+"""
+held = threading.Event()
+let_go = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/die":
             os._exit(7)
-        self._send(200, {})
+        if self.path == "/hold":
+            held.set()
+            let_go.wait(60)
+            held.clear()
+        if self.path == "/let-go":
+            let_go.set()
+        self._send(200, METRICS.format(running=float(held.is_set())))
 
     def do_POST(self) -> None:
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -20,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(200, {"usage": {"prompt_tokens": question["truncate_prompt_tokens"]}})
 
     def _send(self, status: int, values: object) -> None:
-        body = json.dumps(values).encode()
+        body = values.encode() if isinstance(values, str) else json.dumps(values).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()

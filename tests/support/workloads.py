@@ -221,6 +221,41 @@ def recency(seed: int = 0) -> list[Request]:
     return make.run(8000)
 
 
+def storms(seed: int = 0) -> list[Request]:
+    """Chats, and every few minutes a long text that hundreds ask about within seconds."""
+    make = _Making(seed)
+    systems = [make.fresh(make.size(6)) for _ in range(20)]
+    pick = make.zipf(20, 1.0)
+
+    def client() -> Iterator[float]:
+        return _chat(make, systems[pick()], go_on=0.6, think_s=50, words=10)
+
+    def storm() -> Iterator[float]:
+        while True:
+            yield make.draw.uniform(60, 180)
+            hot = make.fresh(make.size(50))
+            for _ in range(make.draw.randrange(60, 200)):
+                make.ask(hot + make.fresh(make.size(2)))
+                yield make.draw.expovariate(20.0)
+
+    make.start(make.arrivals(0.8, client), 0.0)
+    make.start(storm(), 0.0)
+    return make.run(9000)
+
+
+def strangers(seed: int = 0) -> list[Request]:
+    """Nothing is shared: every text is asked once, of every length."""
+    make = _Making(seed)
+
+    def calls() -> Iterator[float]:
+        while True:
+            make.ask(make.fresh(make.size(14)))
+            yield make.draw.expovariate(4.0)
+
+    make.start(calls(), 0.0)
+    return make.run(9000)
+
+
 WORKLOADS = {
     "chats": chats,
     "agents": agents,
@@ -230,4 +265,6 @@ WORKLOADS = {
     "loops": loops,
     "singles": singles,
     "recency": recency,
+    "storms": storms,
+    "strangers": strangers,
 }

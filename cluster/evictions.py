@@ -1,0 +1,145 @@
+"""Evictions of one node: to disk, out of the index, then free; ahead of the need where possible.
+
+Must not know who wants the room.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from prefixfleet.cluster.announcer import Announcer
+from prefixfleet.cluster.demotion import Demotion
+from prefixfleet.store import watermark
+from prefixfleet.store.admission import make_room
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.pool import SlotPool, Victims
+
+LOOK_S = 1.0
+"""How often the mark is looked at while nothing is taken: it goes down by itself."""
+WAIT_S = 1.0
+"""Whoever needs room waits so long for the index and the disk, then takes what is free."""
+
+
+class Evictions:
+    """Owned by the daemon's event loop. ``demotion`` is None without a disk tier; ``on_disk``
+    says whether a block would still be on this node when it has left the pool."""
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        announcer: Announcer,
+        demotion: Demotion | None,
+        *,
+        on_disk: Callable[[BlockHash], bool],
+        clock: Callable[[], float],
+    ) -> None:
+        self._pool = pool
+        self._announcer = announcer
+        self._demotion = demotion
+        self._on_disk = on_disk
+        self._clock = clock
+        self._mark = watermark.start(pool.num_slots, clock())
+        self._waiting = 0
+        self._taken = 0
+        self._refused = 0
+        self._low = asyncio.Event()
+        self._leaving: set[asyncio.Task[None]] = set()
+        self.evicted_blocks = 0
+        self.full = 0
+        self.not_admitted = 0
+
+    async def make_room(self, slots: int) -> None:
+        """Have ``slots`` slots free, or as many as can be had within `WAIT_S`."""
+        missing = min(slots, self._pool.num_slots) - self._pool.free_slots
+        if missing > 0:
+            self._waiting += missing
+            try:
+                await self._wait(self._evict(missing))
+            finally:
+                self._waiting -= missing
+
+    async def admit(self, missing: Sequence[BlockHash], position: int) -> int:
+        """Make room for those of a chain's blocks from ``position`` on that are worth more than
+        what must go for them; how many these are."""
+        room = make_room(self._pool, missing, position)
+        if self._pool.can_evict:
+            self.not_admitted += len(missing) - room.blocks
+        else:
+            self._short_of(len(missing) - room.blocks)
+        await self._wait(self.start(room.victims))
+        return room.blocks
+
+    def start(self, victims: Victims, *, spoiled: bool = False) -> "asyncio.Task[None] | None":
+        """Begin what `SlotPool.choose_victims` and its like ask for. ``spoiled`` blocks are not
+        written to disk."""
+        if not victims.hashes:
+            self._pool.free(victims)
+            return None
+        task = asyncio.create_task(self._let_leave(victims, spoiled))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+        return task
+
+    def took(self, slots: int) -> None:
+        """Call it after so many slots were taken: the mark of free slots follows."""
+        self._taken += slots
+        self._follow()
+        if self._pool.free_slots < self._mark.keep_free:
+            self._low.set()
+
+    async def run(self) -> None:
+        """Keep as many slots free as the load asks for, until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._low.wait()
+            self._low.clear()
+            self._follow()
+            if (missing := self._mark.keep_free - self._pool.free_slots) > 0:
+                await self._wait(self._evict(missing))
+
+    def room(self) -> dict[str, float]:
+        """The mark, for status: free slots to keep, and the load that it follows."""
+        return {"keep_free": self._mark.keep_free, "taken_per_s": round(self._mark.taken_per_s, 3)}
+
+    async def close(self) -> None:
+        """Wait a while for blocks that are on their way out."""
+        await self._wait(*self._leaving)
+
+    def _evict(self, count: int) -> "asyncio.Task[None] | None":
+        victims = self._pool.choose_victims(count)
+        self._short_of(count - len(victims.hashes))
+        return self.start(victims)
+
+    def _short_of(self, slots: int) -> None:
+        """Some of what was asked for cannot be had."""
+        self.full += slots > 0
+        self._refused += slots
+
+    def _follow(self) -> None:
+        self._mark = watermark.follow(
+            self._mark,
+            taken=self._taken,
+            waiting=self._waiting,
+            refused=self._refused,
+            now=self._clock(),
+        )
+        self._taken = self._refused = 0
+
+    async def _wait(self, *tasks: "asyncio.Task[None] | None") -> None:
+        """They go on to their end even if nobody waits."""
+        if waiting := {task for task in tasks if task is not None}:
+            done, _ = await asyncio.wait(waiting, timeout=WAIT_S)
+            for task in done:
+                task.result()
+
+    async def _let_leave(self, victims: Victims, spoiled: bool) -> None:
+        """To disk, withdraw, free: in this order, and the last in any case."""
+        try:
+            if self._demotion is not None and not spoiled:
+                await self._demotion.keep(victims)
+            if gone := [block for block in victims.hashes if not self._on_disk(block)]:
+                await self._announcer.withdraw(gone)
+        finally:
+            self._pool.free(victims)
+            self.evicted_blocks += len(victims.hashes)

@@ -1,0 +1,132 @@
+"""What static engines hold, by their own KV events: a view beside that of the index.
+
+Kept apart from the index's view: nobody can pull from these engines, and a reload of the index
+must not touch them.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.static_workers import StaticWorker
+from prefixfleet.router.view import View
+from prefixfleet.store.engine_follower import EngineFollower
+from prefixfleet.store.engine_mirror import Change, EngineMirror
+from prefixfleet.store.index import IndexEvent, Membership
+from prefixfleet.store.namespace import Scope, chain_root, hash_key
+
+SILENT_PROMPTS = 20
+"""Prompts of a block and more after which an engine that told nothing is not believed to."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Followed:
+    entry: StaticWorker
+    member: Membership
+    mirror: EngineMirror
+    follower: EngineFollower
+    task: asyncio.Task[None]
+    prompts: int = 0
+
+
+class EngineFeed:
+    """Owned by the router's event loop. `follow` says whom to follow; `close` ends it."""
+
+    def __init__(self, secret: bytes, degraded: Degraded, clock: Callable[[], float]) -> None:
+        self.view = View(clock)
+        self._secret = secret
+        self._key = hash_key(secret)
+        self._degraded = degraded
+        self._followed: dict[str, _Followed] = {}
+        self._lives = 0
+
+    def follow(self, entries: Mapping[str, StaticWorker]) -> None:
+        """Follow exactly those of ``entries`` that publish events."""
+        for name, followed in list(self._followed.items()):
+            if entries.get(name) != followed.entry:
+                self._stop(name)
+        for name, entry in entries.items():
+            if entry.events and name not in self._followed:
+                self._start(entry)
+
+    async def close(self) -> None:
+        """Follow nobody any more."""
+        tasks = [followed.task for followed in self._followed.values()]
+        for name in list(self._followed):
+            self._stop(name)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def followers(self) -> dict[str, EngineFollower]:
+        """Whoever is followed, by worker."""
+        return {name: followed.follower for name, followed in self._followed.items()}
+
+    def note_prompt(self, name: str, blocks: int) -> None:
+        """A prompt of ``blocks`` full blocks was computed by worker ``name``: it should say so."""
+        followed = self._followed.get(name)
+        if followed is None or not blocks or followed.follower.batches:
+            return
+        followed.prompts += 1
+        if followed.prompts >= SILENT_PROMPTS:
+            self._degraded.enter(
+                f"events of {name}",
+                f"no KV event from {followed.entry.events} after {followed.prompts} prompts",
+                "start the engine with KV events, and check 'events' in its entry",
+            )
+
+    def _start(self, entry: StaticWorker) -> None:
+        digest = entry.namespace().digest(self._secret)
+        mirror = EngineMirror(
+            lambda salt: chain_root(digest, Scope(salt=salt), self._key),
+            entry.block_tokens,
+            self._key,
+        )
+        self._lives += 1
+        member = Membership(entry.node, self._lives, 0)
+        follower = EngineFollower(mirror, entry.events, entry.replay)
+        self.view.apply(IndexEvent("join", member))
+        followed = _Followed(
+            entry, member, mirror, follower, asyncio.create_task(self._run(entry.name))
+        )
+        self._followed[entry.name] = followed
+
+    def _stop(self, name: str) -> None:
+        followed = self._followed.pop(name)
+        followed.task.cancel()
+        self.view.apply(IndexEvent("leave", followed.member))
+        self._degraded.end(f"events of {name}")
+
+    async def _run(self, name: str) -> None:
+        await asyncio.sleep(0)  # until it is listed
+        followed = self._followed[name]
+        try:
+            async with aclosing(followed.follower.changes()) as changes:
+                async for change in changes:
+                    self._apply(followed, change)
+        except Exception as error:  # the top of a task: its fault must be seen
+            log.exception("events of %s: a fault of the router", name)
+            self._degraded.enter(
+                f"events of {name}",
+                f"the router failed to follow them: {type(error).__name__}: {error}",
+                "report it; the worker is routed by load",
+            )
+
+    def _apply(self, followed: _Followed, change: Change) -> None:
+        mode = f"events of {followed.entry.name}"
+        if change.removed:
+            self.view.apply(IndexEvent("withdraw", followed.member, change.removed))
+        if change.added:
+            self.view.apply(IndexEvent("publish", followed.member, change.added))
+        if theirs := followed.mirror.other_block_tokens:
+            self._degraded.enter(
+                mode,
+                f"blocks of {theirs} tokens, block_tokens says {followed.entry.block_tokens}: "
+                "they match nothing",
+                f"set block_tokens to {theirs} in the worker's entry",
+            )
+        else:
+            self._degraded.end(mode)

@@ -1,0 +1,116 @@
+"""Workers from a file: plain vLLM and SGLang servers that run without our connector.
+
+They are routed like any other, but what they hold is told by their own KV events, and nobody can
+pull from them. Each of them is a node of its own, ``static:NAME``.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+
+from prefixfleet.router.watched_file import WatchedFile
+from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.records import WorkerRecord
+
+SETTING = "PREFIXFLEET_ROUTER_WORKERS_FILE"
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/\s]+")]
+Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[^/\s]+:[0-9]+)?$")]
+
+log = logging.getLogger(__name__)
+
+
+class StaticWorker(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
+):
+    """One entry of the file.
+
+    ``events`` and ``replay`` are the endpoints of ``--kv-events-config``, as the router reaches
+    them; without ``events`` the worker is routed by load and by what was just sent there.
+    ``block_tokens`` is the engine's block size. A speed of 0 is measured when the worker joins.
+    """
+
+    name: Name
+    url: Url
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    model_path: Annotated[str, msgspec.Meta(min_length=1)]
+    engine: Literal["vllm", "sglang"] = "vllm"
+    events: Endpoint = ""
+    replay: Endpoint = ""
+    block_tokens: Annotated[int, msgspec.Meta(ge=1, le=4_096)] = 16
+    max_model_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    @property
+    def node(self) -> str:
+        """What stands in a node's place for it."""
+        return f"static:{self.name}"
+
+    def namespace(self) -> Namespace:
+        """Equal for engines that see equal chains. Their bytes are never exchanged."""
+        return Namespace(
+            model=self.model,
+            weights="unknown",
+            dtype="unknown",
+            block_tokens=self.block_tokens,
+            layout="none",
+            engine=f"static-{self.engine}",
+            isa="any",
+            tensor_parallel=1,
+        )
+
+    def record(self) -> WorkerRecord:
+        """The worker as if it had registered itself."""
+        return WorkerRecord(
+            worker=self.name,
+            node=self.node,
+            url=self.url.rstrip("/"),
+            model=self.model,
+            model_path=self.model_path,
+            namespace=asdict(self.namespace()),
+            block_bytes=0,
+            max_model_tokens=self.max_model_tokens,
+            prefill_tokens_per_s=self.prefill_tokens_per_s,
+        )
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    workers: list[StaticWorker]
+
+
+class StaticWorkers:
+    """Owned by the router's event loop. Without a file there are none."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = WatchedFile(SETTING, path) if path else None
+        self._by_name: dict[str, StaticWorker] = {}
+
+    @property
+    def by_name(self) -> Mapping[str, StaticWorker]:
+        """Every entry."""
+        return self._by_name
+
+    def records(self) -> list[WorkerRecord]:
+        """Every entry as a worker's record."""
+        return [entry.record() for entry in self._by_name.values()]
+
+    def load(self) -> None:
+        """Read the file. Raises `ConfigError` if it is absent or wrong; what was read stays."""
+        if self._file is None:
+            return
+        entries = self._file.read(_File).workers
+        by_name = {entry.name: entry for entry in entries}
+        if len(by_name) != len(entries):
+            raise self._file.error("a name is there twice")
+        self._by_name = by_name
+        self._file.accept()
+
+    def reload_if_changed(self) -> None:
+        """Read the file again if it is another one. Raises `ConfigError`, see `load`."""
+        if self._file is not None and self._file.changed():
+            self.load()
+            log.info("%d static workers read from %s", len(self._by_name), self._file.path)

@@ -1,0 +1,41 @@
+"""What operators ordered about workers, in Redis, so that every router of a fleet obeys.
+
+One hash behind the fleet's prefix: worker_orders, name -> order. What an order says is the
+routers' own affair; it holds until it is withdrawn.
+"""
+
+from prefixfleet.store.errors import IndexUnavailable
+from prefixfleet.store.redis_functions import RedisFunctions
+
+MAX_ORDERS = 10_000
+
+
+class WorkerOrders:
+    """Orders of one fleet. Owned by one event loop; connects at the first call.
+
+    Every call raises `IndexUnavailable` instead of waiting past ``timeout_s``.
+    """
+
+    def __init__(self, url: str, fleet: str, *, timeout_s: float = 1.0) -> None:
+        self._redis = RedisFunctions(url, fleet, "registry", timeout_s=timeout_s)
+        self._key = self._redis.prefix + b"worker_orders"
+
+    async def give(self, worker: str, order: bytes) -> None:
+        """Order something about ``worker``; replaces what was ordered before."""
+        await self._redis.command("HSET", self._key, worker, order)
+
+    async def withdraw(self, worker: str) -> None:
+        """No order about ``worker`` holds any more."""
+        await self._redis.command("HDEL", self._key, worker)
+
+    async def all(self) -> dict[str, bytes]:
+        """Every order by worker."""
+        reply = await self._redis.command("HGETALL", self._key)
+        if not isinstance(reply, list) or len(reply) % 2 or len(reply) > 2 * MAX_ORDERS:
+            raise IndexUnavailable(f"worker orders: got {reply!r:.80}, expected names and orders")
+        names = [name.decode("utf-8", "replace") for name in reply[::2]]
+        return dict(zip(names, reply[1::2], strict=True))
+
+    async def close(self) -> None:
+        """Give back connections."""
+        await self._redis.close()

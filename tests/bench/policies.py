@@ -1,0 +1,129 @@
+"""Placement policies against each other in the simulator: python tests/bench/policies.py --json
+
+By default a part of the grid on the first requests of each workload; --full is the whole grid on
+whole workloads and takes hours. Every figure comes from the production code on modelled engines
+and links. The last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
+
+from policy_grid import (
+    COMPARED,
+    NOTHING_SHARED,
+    TRACE,
+    Point,
+    arrivals_of,
+    best_other,
+    ceiling,
+    points,
+    run,
+)
+from rich.console import Console
+from rich.progress import track
+
+from prefixfleet.router.simulate import OURS
+
+RATE, BANDWIDTH = 1.5, 12.5
+QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 2_500}
+FULL = {"speeds": (1.0, RATE, 2.0), "bandwidths": (BANDWIDTH, 1.25, 3.0, 50.0), "requests": 20_000}
+ENOUGH_OF_CEILING = 0.9
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--json", action="store_true", help="print no table")
+    options.add_argument("--full", action="store_true", help="every point, whole workloads")
+    options.add_argument("--requests", type=int, help="of each workload")
+    options.add_argument("--workload", nargs="+", default=COMPARED)
+    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    chosen = options.parse_args()
+    grid = dict(FULL if chosen.full else QUICK)
+    grid["requests"] = chosen.requests or grid["requests"]
+    wanted = points(chosen.workload, **grid)
+    alone = [
+        Point(NOTHING_SHARED, 1.0, BANDWIDTH, policy, grid["requests"])
+        for policy in (OURS, "round-robin")
+    ]
+    wanted += alone
+    with ProcessPoolExecutor(chosen.jobs) as pool:
+        runs = track(pool.map(run, wanted), "simulating", len(wanted), console=Console(stderr=True))
+        results = dict(zip(wanted, runs, strict=True))
+        found = hits(pool, grid["requests"])
+    if not chosen.json:
+        show(results)
+    print(json.dumps(summary(results, alone) | found))
+
+
+def summary(results, alone):
+    rows = []
+    for point, figures in results.items():
+        if point.policy == OURS and point not in alone:
+            name, mean = best_other(results, point)
+            ratio = figures["ttft_s"]["mean"] / mean
+            rows.append((ratio, point.workload, point.speed, point.bandwidth, name))
+    worst = max(rows)
+    ours, turns = (results[point]["ttft_s"]["mean"] for point in alone)
+    return {
+        "mean_ttft_over_best_other": next(
+            (r[0] for r in rows if r[1:4] == (TRACE, RATE, BANDWIDTH)), None
+        ),
+        "worst_mean_ttft_over_best_other": worst[0],
+        "worst_at": worst[1:],
+        "nothing_shared_over_round_robin": ours / turns,
+        "simulated_requests_per_s": round(
+            sum(f["requests"] for f in results.values())
+            / sum(f["wall_s"] for f in results.values())
+        ),
+        "ratios": [
+            {"workload": w, "rate": s, "gb_per_s": b, "over": name, "ratio": ratio}
+            for ratio, w, s, b, name in rows
+        ],
+        "points": [point._asdict() | figures for point, figures in results.items()],
+    }
+
+
+def speed_of(runs):
+    """Simulated requests per second of one core."""
+    return round(sum(run["requests"] for run in runs) / sum(run["wall_s"] for run in runs))
+
+
+def hits(pool, requests):
+    """Our part of what can be hit at all, with the memory that Algorithm 1 needs for 0.9 of it."""
+    ceiling_rate = ceiling(arrivals_of(TRACE, requests))
+    sizes = [round(Point(TRACE, 1, BANDWIDTH, OURS, 0).blocks / 2 ** (i / 2)) for i in range(9)]
+    tried = [Point(TRACE, 1.0, BANDWIDTH, "algorithm-1", requests, blocks=size) for size in sizes]
+    enough = [
+        point
+        for point, figures in zip(tried, pool.map(run, tried), strict=True)
+        if figures["hit_rate"] >= ENOUGH_OF_CEILING * ceiling_rate
+    ]
+    if not enough:
+        return {"hit_over_ceiling": None, "hit_ceiling": ceiling_rate}
+    least = enough[-1]._replace(policy=OURS)
+    return {
+        "hit_over_ceiling": run(least)["hit_rate"] / ceiling_rate,
+        "hit_ceiling": ceiling_rate,
+        "hit_blocks_per_node": least.blocks,
+    }
+
+
+def show(results):
+    for point, figures in results.items():
+        ttft = figures["ttft_s"]
+        print(
+            f"{point.workload:13}{point.speed:4.1f} x {point.bandwidth:5.2f} GB/s "
+            f"{point.policy:13} mean {ttft['mean']:7.2f} P90 {ttft['p90']:7.2f} "
+            f"P99 {ttft['p99']:7.2f} s  goodput {figures['goodput_per_s']:5.2f}/s "
+            f"hit {figures['hit_rate']:.3f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""The disk tier of a node daemon with real parts: what leaves memory comes back, whole, or not."""
+
+import pytest
+from eventually import until
+from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
+
+from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.records import PullPlan
+from prefixfleet.store.redis_index import RedisIndex
+
+SLOT_BYTES = 8192
+POOL_SLOTS = 128
+
+
+@pytest.fixture
+async def index(redis_url, fleet):
+    index = RedisIndex(redis_url, fleet)
+    yield index
+    await index.close()
+
+
+@pytest.fixture
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("n")
+
+
+@pytest.fixture
+def settings(folder, tmp_path):
+    """A pool of 128 slots over a disk tier of 512."""
+
+    def make(name="a", **changes):
+        values = {
+            "pool_bytes": POOL_SLOTS * SLOT_BYTES,
+            "ssd_path": tmp_path / "ssd",
+            "ssd_bytes": 4 * POOL_SLOTS * SLOT_BYTES,
+        }
+        return settings_of(folder, name, **values | changes)
+
+    return make
+
+
+def disk(daemon):
+    return daemon.snapshot()["tiers"]["ssd"]
+
+
+async def idle(daemon):
+    """Until nothing is on its way to the disk or out of the pool."""
+    tiers = daemon.snapshot()["tiers"]
+    return tiers["ssd"]["waiting_blocks"] == 0 and tiers["dram"]["leaving"] == 0
+
+
+async def fill(daemon, engine, chains):
+    """Compute chains one after the other; each may push out the one before."""
+    for chain in chains:
+        await engine.put(chain)
+        await until(lambda: idle(daemon))
+
+
+async def matched(index, chain, expected):
+    return await index.match(chain) == expected
+
+
+def on_disk(daemon, chain):
+    return daemon._pool.cache.tier.match(chain)
+
+
+async def check(engine, chain, request="r"):
+    """How many blocks of ``chain`` come back, each proved to be what was computed."""
+    answer = await engine.prepare(chain, request=request)
+    for block, slot in zip(chain, answer["slots"], strict=False):
+        assert engine.payload(slot, block) == payload_of(block)
+    return answer["blocks"]
+
+
+async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, settings):
+    chains = [fresh_chain(60) for _ in range(5)]
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+        assert (
+            daemon.snapshot()["tiers"]["dram"]["resident"] <= POOL_SLOTS < disk(daemon)["resident"]
+        )
+
+        for number, chain in enumerate(chains):
+            assert await check(engine, chain, f"r{number}") == 60
+            await engine.ask("release", request=f"r{number}")
+            await until(lambda chain=chain: matched(index, chain, {"a": 60}))
+        assert disk(daemon)["promoted_blocks"] > 0
+
+
+async def test_a_restart_brings_the_disk_back_under_the_new_epoch(index, settings):
+    chains = [fresh_chain(60) for _ in range(3)]
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+        kept, epoch = on_disk(daemon, chains[0]), daemon.epoch
+    assert kept == 60
+    await until(lambda: matched(index, chains[0], {}))
+
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await until(lambda: matched(index, chains[0], {"a": kept}))
+        assert daemon.epoch > epoch
+        assert await check(engine, chains[0]) == kept
+
+
+async def test_a_spoiled_file_is_a_miss_and_leaves_the_index(index, settings, tmp_path):
+    chains = [fresh_chain(60) for _ in range(4)]
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+        first = chains[0]
+        assert on_disk(daemon, first) == 60
+        in_memory = daemon._pool.host.pool.match(first)
+        (path,) = (tmp_path / "ssd" / "a").glob("bucket-*")
+        data = path.read_bytes()
+        start = data.index(payload_of(first[in_memory + 2])[:100])
+        with path.open("r+b") as file:
+            file.seek(start + 50)
+            file.write(bytes([data[start + 50] ^ 1]))
+
+        assert await check(engine, first) == in_memory + 2
+        await until(lambda: matched(index, first, {"a": in_memory + 2}))
+        assert disk(daemon)["corrupt"] == 1
+
+
+async def test_a_peer_pulls_what_lies_on_disk(index, settings):
+    chains = [fresh_chain(60) for _ in range(4)]
+    async with (
+        running_node(index, settings()) as source,
+        running_node(index, settings("b")) as target,
+        PlainEngine.connected(source.settings.socket_path) as there,
+        PlainEngine.connected(target.settings.socket_path) as engine,
+    ):
+        await fill(source, there, chains)
+        assert source._pool.host.pool.match(chains[0]) < 60
+        plan = PullPlan(
+            request="r", source="a", source_epoch=source.epoch, blocks=60, budget_s=20.0
+        )
+
+        answer = await engine.prepare(chains[0], plan)
+
+        assert (answer["blocks"], answer["pulled"]) == (60, 60)
+        for block, slot in zip(chains[0], answer["slots"], strict=True):
+            assert engine.payload(slot, block) == payload_of(block)
+
+
+async def test_a_disk_that_takes_no_more_leaves_the_node_serving_and_shows(index, settings):
+    """A wear budget of nothing much: blocks leave memory unwritten, and are counted."""
+    chains = [fresh_chain(60) for _ in range(4)]
+    tight = settings(ssd_write_bytes_per_day=24 * 10 * SLOT_BYTES)
+    async with (
+        running_node(index, tight) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+
+        assert disk(daemon)["written_blocks"] <= 10
+        assert disk(daemon)["refused_wear"] + disk(daemon)["not_worth_blocks"] > 0
+        assert await check(engine, chains[-1]) == 60
+        await until(
+            lambda: matched(
+                index,
+                chains[0],
+                {} if not on_disk(daemon, chains[0]) else {"a": on_disk(daemon, chains[0])},
+            )
+        )
+
+
+async def test_a_failing_disk_degrades_and_the_node_serves_on(index, settings, tmp_path):
+    chains = [fresh_chain(60) for _ in range(4)]
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        files = tmp_path / "ssd" / "a"
+        (files / "lock").unlink()
+        files.rmdir()  # no bucket can be made any more
+        await fill(daemon, engine, chains)
+
+        assert disk(daemon)["write_error"] >= 1
+        assert any("disk" in why for why in daemon.status()["stats"]["degraded"])
+        assert await check(engine, chains[-1]) == 60
+
+
+async def test_two_daemons_never_share_a_folder(index, settings, tmp_path_factory):
+    other = settings().model_copy(update={"runtime_dir": tmp_path_factory.mktemp("m")})
+    async with running_node(index, settings()):
+        with pytest.raises(ConfigError, match="SSD_PATH"):
+            async with running_node(index, other):
+                pass
+
+
+async def test_a_path_that_cannot_be_a_folder_stops_the_start(index, settings, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="PREFIXFLEET_NODE_SSD_PATH"):
+        async with running_node(index, settings(ssd_path=tmp_path / "file")):
+            pass

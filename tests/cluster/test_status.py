@@ -1,0 +1,81 @@
+"""What ``prefixfleet status`` says of a fleet, and of a wrong address."""
+
+import io
+import threading
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from rich.console import Console
+
+from prefixfleet.cluster.run_state import RunDir
+from prefixfleet.cluster.status import read_status, show_status
+from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.records import FleetWish
+
+NOTHING = b'{"nodes": [], "workers": [], "degraded": [], "hit_rate": {}}'
+
+
+@pytest.fixture
+def served():
+    """Serves one body at every path; its address."""
+    servers = []
+
+    def serve(body, status=200):
+        class Answer(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        servers.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield serve
+    for server, thread in servers:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize("end", ["", "/", "/v1"])
+async def test_any_fleet_is_shown_by_its_routers_address(served, tmp_path, end):
+    url = served(NOTHING)
+
+    found = await read_status(RunDir(tmp_path), url + end)
+
+    assert (found["endpoint"], found["workers"]) == (url, [])
+
+
+@pytest.mark.parametrize(("body", "status"), [(b"{}", 200), (NOTHING, 404), (b"no", 200)])
+async def test_an_address_without_a_router_is_an_error(served, tmp_path, body, status):
+    with pytest.raises(ConfigError, match=r"expected a router's status|does not answer"):
+        await read_status(RunDir(tmp_path), served(body, status))
+
+
+def shown(wish):
+    console = Console(file=io.StringIO(), width=200)
+    status = {"fleet": "f", "phase": "ready", "endpoint": "e", "nodes": [], "workers": []}
+    show_status({**status, "degraded": [], "hit_rate": {}, "wish": asdict(wish)}, console)
+    return console.file.getvalue()
+
+
+def test_what_is_wished_is_shown():
+    wish = FleetWish(
+        draining=("a", "b"), nodes=3, rollout=2, environ={"X": "[1]"}, failed="replace: no [room]"
+    )
+
+    text = shown(wish)
+
+    assert "draining: a, b" in text
+    assert "scaled to 3 nodes" in text
+    assert "update 2: X=[1]" in text
+    assert "the last wish failed: replace: no [room]" in text
+    assert "scaled" not in shown(FleetWish())

@@ -1,0 +1,91 @@
+"""What the policy is shown of each worker: who could send it blocks, over which link."""
+
+from dataclasses import asdict
+from types import SimpleNamespace
+
+import pytest
+from clocks import ManualClock
+from indexes import chain_of
+from upstreams import NAMESPACE
+
+from prefixfleet.router.book import Book
+from prefixfleet.router.dispatch import MAX_SOURCES, Dispatcher
+from prefixfleet.router.estimate import UNMEASURED, LinkSpeed
+from prefixfleet.router.policy import choose
+from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.view import View
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.index import IndexEvent, Membership
+from prefixfleet.store.records import NodeRecord, WorkerRecord
+
+HOLDERS = MAX_SOURCES + 4
+CHAIN = chain_of("x", HOLDERS)
+KIND = b"n" * 16
+
+
+def worker_on(node):
+    record = WorkerRecord(
+        worker=f"worker of {node}",
+        node=node,
+        url="http://127.0.0.1:1",
+        model="tiny",
+        model_path="",
+        namespace=asdict(NAMESPACE),
+        block_bytes=1,
+        max_model_tokens=1_000,
+        prefill_tokens_per_s=1_000.0,
+    )
+    return Worker(record, SimpleNamespace(), KIND, NAMESPACE.block_tokens)
+
+
+@pytest.fixture
+def seen():
+    return {}
+
+
+@pytest.fixture
+def dispatcher(seen):
+    """Node i of 20 holds i + 1 blocks; node 5 has measured its link from node 19."""
+    clock = ManualClock()
+    view = View(clock)
+    for number in range(HOLDERS):
+        member = Membership(f"n{number}", number + 1, number)
+        view.apply(IndexEvent("join", member))
+        view.apply(IndexEvent("publish", member, tuple(CHAIN[: number + 1])))
+    links = {"n19": {"bytes_per_s": 5.0, "setup_s": 0.25}}
+    records = {"n5": NodeRecord(node="n5", host="h", stats={"links": links})}
+
+    def policy(tokens, candidates, draw):
+        seen.update({candidate.node: candidate for candidate in candidates})
+        return choose(tokens, candidates, draw)
+
+    return Dispatcher(view, Book(clock), lambda: records, b"k" * 32, clock, policy=policy)
+
+
+def test_only_the_longest_holders_are_compared(dispatcher, seen):
+    dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN}, [worker_on("elsewhere")])
+
+    blocks = [source.blocks for source in seen["elsewhere"].sources]
+    assert blocks == list(range(HOLDERS, HOLDERS - MAX_SOURCES, -1))
+
+
+def test_a_node_is_no_source_for_itself_and_its_own_link_speeds_count(dispatcher, seen):
+    dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN}, [worker_on("n5"), worker_on("n19")])
+
+    links = {source.node: source.link for source in seen["n5"].sources}
+    assert "n5" not in links
+    assert links["n19"] == LinkSpeed(bytes_per_s=5.0, setup_s=0.25)
+    assert links["n18"] == UNMEASURED
+    assert "n19" not in {source.node for source in seen["n19"].sources}
+    assert seen["n19"].hit_blocks == HOLDERS
+
+
+def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):
+    workers = [worker_on("elsewhere")]
+    decision = dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)
+    dispatcher.bind("r", decision, {KIND: CHAIN[:4]}, workers)
+    assert decision.source
+
+    dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)
+
+    assert decision.source.node not in {s.node for s in seen["elsewhere"].sources}

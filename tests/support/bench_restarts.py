@@ -1,0 +1,155 @@
+"""How many requests a router decides blindly after it, or the Redis it knows, was restarted.
+
+Blind: the whole prompt is held by a node, and the router plans no reuse of it. Two nodes announce
+what they hold with the daemon's own `Announcer`; the router is a process, the engines are fake.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import secrets
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bench_client import bodies
+from bench_proxies import announce_workers, our_process, upstreams
+from bench_upstream import NAMESPACE, SECRET
+from chats import write_model
+from eventually import until
+from indexes import node_record
+from redis_servers import new_fleet
+
+from prefixfleet.cluster.announcer import Announcer
+from prefixfleet.router.body import read_body
+from prefixfleet.router.prompt import prefix_chain, read_chat
+from prefixfleet.router.tokens import load_tokens
+from prefixfleet.store.chain import BlockHash, segment_heads
+from prefixfleet.store.errors import IndexUnavailable
+from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.redis_server import RedisServer
+
+REQUESTS = 2_000
+WARM_UP = 200
+LATE_S = 1.0
+NODES = 2
+
+
+class Nodes:
+    """Announces nodes and workers from a thread of its own until the block ends."""
+
+    def __init__(self, url: str, fleet: str, engines: list[str], folder: Path) -> None:
+        self._url, self._fleet = url, fleet
+        self._engines, self._folder = engines, folder
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._announced = threading.Event()
+
+    def __enter__(self) -> None:
+        self._thread.start()
+        if not self._announced.wait(30):
+            raise RuntimeError("the nodes did not get into the index")
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    async def _run(self) -> None:
+        index = RedisIndex(self._url, self._fleet)
+        announcers = [
+            _announcer(index, f"n{i}", held) for i, held in enumerate(_held(self._folder))
+        ]
+        tasks = [asyncio.create_task(announcer.run()) for announcer in announcers]
+        await until(lambda: all(a.joins and not a.pending for a in announcers), 30)
+        self._announced.set()
+        while not self._stop.is_set():
+            with contextlib.suppress(IndexUnavailable):  # as a worker's supervisor: it tries again
+                await announce_workers(self._engines, self._folder, self._url, self._fleet)
+            await asyncio.sleep(0.2)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await index.close()
+
+
+def _announcer(index: RedisIndex, name: str, heads: dict[BlockHash, BlockHash]) -> Announcer:
+    return Announcer(
+        index,
+        record=lambda: node_record(name),
+        resident=lambda: heads,
+        segments=lambda hashes: _by_head(hashes, heads),
+        joined=lambda epoch: None,
+        clock=time.monotonic,
+    )
+
+
+def _by_head(
+    hashes: Iterable[BlockHash], heads: dict[BlockHash, BlockHash]
+) -> dict[BlockHash, list[BlockHash]]:
+    groups: dict[BlockHash, list[BlockHash]] = {}
+    for block in hashes:
+        groups.setdefault(heads[block], []).append(block)
+    return groups
+
+
+def _held(folder: Path) -> list[dict[BlockHash, BlockHash]]:
+    """Blocks of each node with their segments' heads: one of them holds a prompt, whole."""
+    tokens, key = load_tokens(folder), hash_key(SECRET)
+    root, size = NAMESPACE.digest(SECRET), NAMESPACE.block_tokens
+    held: list[dict[BlockHash, BlockHash]] = [{} for _ in range(NODES)]
+    for number, body in enumerate(bodies("plain")):
+        chain = prefix_chain(read_chat(read_body(body), tokens), root, size, key)
+        held[number // 4 % NODES] |= dict(zip(chain, segment_heads(chain), strict=True))
+    return held
+
+
+def measure_restarts(work: Path) -> dict[str, dict[str, dict[str, int]]]:
+    """Blind decisions of 2,000 requests around each restart, all and later than a second."""
+    folder, fleet = write_model(work / "restarts"), new_fleet()
+    password = secrets.token_urlsafe(16)
+    with ExitStack() as stack:
+        server = RedisServer.start(work / "redis-blind", password=password)
+        port = urlsplit(server.url).port or 0
+        engines = stack.enter_context(upstreams(folder, NODES))
+        stack.enter_context(Nodes(server.url, fleet, engines, folder))
+        with our_process(server.url, fleet, work) as router:
+            before = _count(_ask(router.url, WARM_UP))
+        with our_process(server.url, fleet, work) as router:
+            after_router = _ask(router.url, REQUESTS)
+
+            server.stop()
+            server = RedisServer.start(work / "redis-blind", password=password, port=port)
+            stack.callback(server.stop)
+            after_redis = _ask(router.url, REQUESTS)
+    if before["blind"]:
+        raise RuntimeError(f"{before['blind']} blind decisions before anything was restarted")
+    return {"blind_decisions": {"router": _count(after_router), "redis": _count(after_redis)}}
+
+
+def _ask(url: str, requests: int) -> list[tuple[float, bool]]:
+    """Seconds since the start and whether the decision was blind, of each request in turn."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
+    prompts, started, seen = bodies("plain"), time.monotonic(), []
+    for number in range(requests):
+        connection.request("POST", "/v1/chat/completions", prompts[number % len(prompts)])
+        answer = connection.getresponse()
+        answer.read()
+        if answer.status != 200:
+            raise RuntimeError(f"request {number}: status {answer.status}")
+        reused = [answer.headers[f"x-prefixfleet-{kind}-tokens"] for kind in ("hit", "pulled")]
+        seen.append((time.monotonic() - started, reused == ["0", "0"]))
+    connection.close()
+    return seen
+
+
+def _count(seen: list[tuple[float, bool]]) -> dict[str, int]:
+    blind = [at_s for at_s, is_blind in seen if is_blind]
+    return {
+        "requests": len(seen),
+        "blind": len(blind),
+        "blind_after_1_s": sum(at_s > LATE_S for at_s in blind),
+    }

@@ -1,0 +1,108 @@
+"""A real vLLM server without our connector behind the router: its own KV events say what it has."""
+
+import asyncio
+import json
+from contextlib import AsyncExitStack
+
+import pytest
+from engines import Engine
+from eventually import until
+from router_rig import Rig
+
+from prefixfleet.cluster.engine_command import BLOCK_TOKENS
+from prefixfleet.cluster.model import default_cache_dir, demo_model
+from prefixfleet.cluster.ports import hold_port
+from prefixfleet.cluster.settings import WorkerSettings
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+
+WORDS = "Every node keeps the blocks that it computed, and an index knows who has which. " * 30
+
+
+@pytest.fixture(scope="module")
+def model():
+    return demo_model(default_cache_dir(), lambda _: None)
+
+
+@pytest.fixture(scope="module")
+def plain_engine(tmp_path_factory, model):
+    """The server, and the endpoints of its events."""
+    folder = tmp_path_factory.mktemp("p")
+    settings = WorkerSettings(
+        name="plain",
+        node="plain",
+        model=model,
+        served_name="model",
+        socket_path=folder / "unused.sock",
+        log_file=folder / "plain.log",
+        kv_cache_bytes=256 << 20,
+        max_model_tokens=2048,
+    )
+    with hold_port("127.0.0.1") as one, hold_port("127.0.0.1") as two:
+        events, replay = (f"tcp://*:{held.getsockname()[1]}" for held in (one, two))
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}
+    config["replay_endpoint"] = replay
+    engine = Engine(settings, ["--kv-events-config", json.dumps(config)], plain=True)
+    try:
+        yield engine, *(at.replace("*", "127.0.0.1") for at in (events, replay))
+    finally:
+        engine.stop()
+
+
+async def test_its_events_lead_prompts_to_it_and_name_every_block(
+    plain_engine, model, redis_url, tmp_path
+):
+    engine, events, replay = plain_engine
+    (tmp_path / "workers.json").write_text(
+        json.dumps(
+            {
+                "workers": [
+                    {
+                        "name": "plain",
+                        "url": engine.url,
+                        "model": "model",
+                        "model_path": str(model),
+                        "events": events,
+                        "replay": replay,
+                        "block_tokens": BLOCK_TOKENS,
+                    }
+                ]
+            }
+        )
+    )
+    async with AsyncExitStack() as stack:
+        rig = Rig(model, stack, redis_url)
+        router = await rig.start(records=[], ready=1, workers_file=tmp_path / "workers.json")
+
+        async def ask(salt=""):
+            body = {"model": "model", "prompt": WORDS, "max_tokens": 4, "temperature": 0}
+            salted = {"cache_salt": salt} if salt else {}
+            status, headers, answer = await rig.post(**body | salted)
+            assert status == 200, answer
+            cached = (answer["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0
+            return int(headers["x-prefixfleet-hit-tokens"]), cached, answer["choices"][0]["text"]
+
+        hit, cached, cold = await ask()
+        blocks = (await asyncio.to_thread(_count, router, WORDS)) // BLOCK_TOKENS
+        assert (hit, cached) == (0, 0)
+        await until(lambda: len(router.engines.view) >= blocks)
+
+        router.view._assumed.clear()  # what is known from now on is known from the events
+        hit, cached, warm = await ask()
+        assert warm == cold
+        assert hit == cached > 0
+        assert hit >= (blocks - 1) * BLOCK_TOKENS
+
+        assert (await ask("a tenant's own"))[:2] == (0, 0)
+        await until(lambda: len(router.engines.view) >= 2 * blocks)
+        router.view._assumed.clear()
+        hit, cached, _ = await ask("a tenant's own")
+        assert hit == cached > 0
+        (follower,) = router.engines.followers().values()
+        assert follower.whole
+        assert router.degraded.modes() == []
+
+
+def _count(router, text):
+    (worker,) = router.roster.ready("model")
+    return len(worker.tokens.of_text(text))

@@ -1,0 +1,206 @@
+"""`Reader`: reading from one source, over one connection, under one lease, to a clean end.
+
+What is read from whom is decided by the pull's `Assembly`, how much at once by `Flow`.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Coroutine, Sequence
+
+from prefixfleet.store.errors import (
+    CorruptBlock,
+    DeadlineExceeded,
+    PeerLost,
+    ProtocolError,
+    PullFailed,
+)
+from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.slot import SlotLayout
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.assembly import Assembly, Work
+from prefixfleet.transfer.deadline import until
+from prefixfleet.transfer.extents import extents
+from prefixfleet.transfer.flow import Flow
+from prefixfleet.transfer.link import Peer
+from prefixfleet.transfer.messages import Lease, Leased, Release, decode_answer, join_hashes
+from prefixfleet.transfer.peers import PeerCache
+from prefixfleet.transfer.proof import count_good
+from prefixfleet.transfer.reading import Read
+
+LANES = 3
+"""Portions from one source under way: one is proved while the next ones arrive."""
+RELEASE_S = 2.0
+
+Later = Callable[[Coroutine[None, None, None]], object]
+
+
+class Reader:
+    """Owned by a `Puller`. ``later`` runs what may outlast the pull."""
+
+    def __init__(
+        self,
+        pool: SlotPool,
+        segment: memoryview,
+        layout: SlotLayout,
+        *,
+        peers: PeerCache,
+        flow: Flow,
+        later: Later,
+    ) -> None:
+        self._pool = pool
+        self._segment = segment
+        self._layout = layout
+        self._peers = peers
+        self._flow = flow
+        self._later = later
+
+    async def run(self, read: Read, assembly: Assembly) -> None:
+        """Read what ``assembly`` still wants and this source has.
+
+        When it ends, by itself, by an error or cancelled, nothing writes into a slot that the
+        assembly could commit or give to another source.
+
+        Raises:
+            PullFailed: what ended it before all was read; work that it had taken is given back.
+        """
+        async with self._peers.place(read.contact, read.deadline):
+            peer, leased = await self._lease(read)
+            read.leased = time.monotonic()
+            read.node, read.lanes = peer.node, peer.lanes
+            read.queued_bytes = leased.queued_bytes
+            try:
+                await self._read_all(read, peer, leased.slots, assembly)
+            finally:
+                read.ended = time.monotonic()
+                if peer.broken:
+                    await self._drop(read, peer, assembly)
+                else:
+                    for work in read.failed:  # its turn did not come
+                        assembly.give_back(work)
+                    self._later(self._release(read, peer, leased.lease))
+
+    async def _lease(self, read: Read) -> tuple[Peer, Leased]:
+        """A connection and a lease over it. A stale idle connection is replaced once."""
+        for fresh in (False, True):
+            now = time.monotonic()
+            half = now + (read.deadline - now) / 2  # the rest is for another link or source
+            held = await self._peers.take(read.link, read.contact, half, fresh=fresh)
+            question = Lease(
+                namespace=read.namespace,
+                epoch=read.epoch,
+                payload_bytes=self._layout.payload_bytes,
+                shards=self._layout.shards,
+                hashes=join_hashes(read.hashes),
+                budget_s=max(0.001, read.deadline - time.monotonic()),
+            )
+            try:
+                body = await held.peer.ask(wire.pack(question), deadline=read.deadline)
+            except PeerLost:
+                await held.peer.close()
+                if held.fresh:
+                    raise
+                continue
+            except BaseException:
+                await held.peer.close()
+                raise
+            return held.peer, await self._check_lease(read, held.peer, body)
+        raise AssertionError("a fresh connection either answers or raises")
+
+    async def _check_lease(self, read: Read, peer: Peer, body: bytes) -> Leased:
+        try:
+            leased = decode_answer(body, peer.node)
+            if not isinstance(leased, Leased) or len(leased.slots) > len(read.hashes):
+                raise ProtocolError(f"{peer.node}: an answer that does not fit a lease")
+        except ProtocolError:
+            await peer.close()
+            raise
+        except PullFailed:  # a refusal: the connection itself is fine
+            await self._peers.give_back(read.contact, peer)
+            raise
+        return leased
+
+    async def _read_all(
+        self, read: Read, peer: Peer, slots: Sequence[int], assembly: Assembly
+    ) -> None:
+        lanes = [asyncio.create_task(self._lane(read, peer, slots, assembly)) for _ in range(LANES)]
+        try:
+            await asyncio.wait(lanes)
+        except asyncio.CancelledError:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
+            raise
+        errors = [error for lane in lanes if (error := lane.exception())]
+        if errors:
+            raise errors[0]
+        if read.spoiled:
+            raise CorruptBlock(f"{read.node}: block {read.spoiled.hex()} is spoiled")
+
+    async def _lane(self, read: Read, peer: Peer, slots: Sequence[int], assembly: Assembly) -> None:
+        """One portion after the other, until there is none or something fails."""
+        while not read.stopped and (work := assembly.take(len(slots))):
+            try:
+                good = await self._fetch(read, peer, [slots[i] for i in work], work, assembly)
+            except BaseException:
+                read.failed.append(work)
+                raise
+            read.blocks += good
+            assembly.landed(work[:good])
+            if good < len(work):
+                read.spoiled = read.hashes[work[good]]
+                assembly.give_back(work[good:])
+
+    async def _fetch(
+        self, read: Read, peer: Peer, sources: Sequence[int], work: Work, assembly: Assembly
+    ) -> int:
+        """Read one portion and prove it. Returns how many of its leading blocks are good."""
+        size_bytes = len(work) * self._layout.slot_bytes
+        targets = assembly.slots(work)
+        ranges, ours = extents(sources, targets, self._layout.slot_bytes)
+        views = [self._segment[part.offset : part.offset + part.length] for part in ours]
+        rank = (read.background, assembly.committed)
+        async with until(read.deadline, f"turn to read from {read.node}"):
+            turn = await self._flow.enter(read.node, size_bytes, rank)
+        try:
+            await peer.read(ranges, views, deadline=read.deadline)
+        finally:
+            turn.leave()
+        blocks = assembly.hashes(work)
+        return await count_good(self._segment, self._layout, read.namespace, blocks, targets)
+
+    async def _drop(self, read: Read, peer: Peer, assembly: Assembly) -> None:
+        """Close the connection, then let others read what it did not bring.
+
+        Where that takes too long, the slots go to quarantine until it is closed.
+        """
+        closing = asyncio.ensure_future(peer.close())
+        try:
+            async with until(read.deadline, f"close the connection to {read.node}"):
+                await asyncio.shield(closing)
+        except (DeadlineExceeded, asyncio.CancelledError) as error:
+            slots = [slot for work in read.failed for slot in assembly.quarantine(work)]
+            self._later(self._release_quarantine(closing, slots))
+            if isinstance(error, asyncio.CancelledError):
+                raise
+        else:
+            for work in read.failed:
+                assembly.give_back(work)
+
+    async def _release_quarantine(
+        self, closing: "asyncio.Future[None]", slots: Sequence[int]
+    ) -> None:
+        await closing
+        self._pool.release_quarantine(slots)
+
+    async def _release(self, read: Read, peer: Peer, lease: int) -> None:
+        """End the lease and keep the connection. Without an answer, it ends by itself."""
+        if lease:
+            with contextlib.suppress(PullFailed):
+                question = wire.pack(Release(lease, read.spoiled))
+                answer = await peer.ask(question, deadline=time.monotonic() + RELEASE_S)
+                decode_answer(answer, peer.node)
+        if peer.broken:
+            await peer.close()
+        else:
+            await self._peers.give_back(read.contact, peer)

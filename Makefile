@@ -5,8 +5,8 @@
 # fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# quality.py takes an hour and is run by itself
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py router.py \
+# by themselves: quality.py takes an hour, eviction.py needs a trace
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py router.py \
 	policies.py)
 
 .PHONY: setup demo test check bench chaos fuzz clean

@@ -122,6 +122,8 @@ class ModelNode:
         self.cache = NodeCache(
             self.pool,
             LAYOUT.shards,
+            None,
+            slot=self.memory,
             peers=PeerBook(index.members, clock=clock),
             announcer=self.announcer,
             move=self._move,

@@ -5,8 +5,8 @@
 # fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# quality.py takes an hour, router.py wants the machine to itself: each is run alone
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py policies.py)
+# by themselves: quality.py takes an hour, router.py wants the machine to itself, eviction.py a trace
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py policies.py)
 
 .PHONY: setup demo test check bench chaos fuzz clean
 

@@ -196,14 +196,15 @@ def running_pair(
     redis_url: str,
     pool_bytes: dict[str, int],
     encodings: Mapping[str, EncodingName] | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[dict[str, Node], dict[str, Engine]]]:
     """A node and an engine for each name in ``pool_bytes``, started at the same time.
 
-    Engines store exact blocks, but for the names in ``encodings``.
+    Engines store exact blocks, but for the names in ``encodings``; ``environ`` is told to nodes.
     """
     secret = folder / "secret"
     secret.write_text("a secret of the test")
-    fleet = {
+    fleet = dict(environ or {}) | {
         "PREFIXFLEET_REDIS_URL": redis_url,
         "PREFIXFLEET_FLEET": "engines",
         "PREFIXFLEET_SECRET_FILE": str(secret),

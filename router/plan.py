@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
 from rich.console import Console
 
 from prefixfleet.router.fleet_models import GB, PRESETS, Hardware, ModelShape, prefill_seconds
@@ -146,13 +147,13 @@ def simulated(
 
 def _without_cache(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
     """Placement by load alone."""
-    bare = [dataclasses.replace(c, hit_blocks=0, sources=()) for c in candidates]
+    bare = [structs.replace(c, hit_blocks=0, sources=()) for c in candidates]
     return choose(prompt_tokens, bare, draw)
 
 
 def _without_pulls(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
     """Placement by what each worker's own node holds."""
-    return choose(prompt_tokens, [dataclasses.replace(c, sources=()) for c in candidates], draw)
+    return choose(prompt_tokens, [structs.replace(c, sources=()) for c in candidates], draw)
 
 
 def _at(

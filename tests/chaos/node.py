@@ -45,7 +45,7 @@ def books(daemon: NodeDaemon) -> dict[str, Any]:
         pool.host.pool.check()
     except AssertionError as error:
         found |= {"ok": False, "why": str(error)}
-    tier = pool.tier()
+    tier = pool.tiers()["dram"]
     held = {name: tier[name] for name in ("pinned", "reserved", "leaving", "quarantined")}
     held["leases"] = len(pool.host.server.leases)
     held["claims"] = len(pool.cache.claims)

@@ -44,7 +44,7 @@ def fuzz_all(seconds: int, work: Path) -> int:
     crashed = []
     for name in TARGETS:
         command = [sys.executable, __file__, name, str(seconds), str(work)]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace")
         print(f"== {name}\n{done.stderr[-600:]}", flush=True)
         runs[name] = _count(done.stderr)
         if done.returncode:

@@ -10,6 +10,7 @@ import logging
 import os
 from contextlib import ExitStack
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -25,7 +26,9 @@ from invariants import (
 from model_fleet import Holding, LossyIndex, ModelNode, chain_of
 from virtual_time import virtual_time
 
+from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.store.records import PullPlan
+from prefixfleet.transfer import pull
 from prefixfleet.transfer.inproc import Faults, InprocNetwork
 
 NAMES = "abc"
@@ -34,7 +37,9 @@ SLACK_S = 5.0
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "12"))
 
 names = st.sampled_from(NAMES)
-chains = st.text("xy", min_size=1, max_size=7)
+chains = st.sampled_from(  # few, and with common beginnings: histories should meet
+    [text[:end] for text in ("xyxyxyx", "xyxxyyx", "yyyxxxx") for end in (2, 5, 7)]
+)
 bad_networks = st.sampled_from(
     [
         Faults(),
@@ -239,3 +244,40 @@ TestFleet.settings = settings(
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
+
+
+def look_often(machine):
+    for _ in range(60):
+        machine.run_a_little(1)
+        machine.rules_hold()
+
+
+async def free_before_withdrawing(cache, victims):
+    cache.pool.free(victims)
+    await cache._announcer.withdraw(victims.hashes)
+
+
+def test_the_rules_notice_a_slot_that_is_given_away_before_it_is_withdrawn(monkeypatch):
+    monkeypatch.setattr(NodeCache, "_withdraw_and_free", free_before_withdrawing)
+    machine = FleetMachine()
+    machine.write("a", "xyxyxyx", "commit")
+    machine.wait(1.1)
+    machine.write("a", "yyyxxxx", "commit")
+
+    with pytest.raises(AssertionError, match="the index still names"):
+        look_often(machine)
+    machine.stack.close()
+
+
+def test_the_rules_notice_a_puller_that_proves_nothing(monkeypatch):
+    monkeypatch.setattr(pull, "verify", lambda *_: None)
+    machine = FleetMachine()
+    machine.write("a", "xyxyxyx", "commit")
+    machine.wait(1.1)
+    machine.spoil("a", "xyx", False)
+    machine.prepare("b", "a", "xyxyxyx", 4.0)
+    machine.wait(4.0)
+
+    with pytest.raises(AssertionError, match="is wrong"):
+        machine.rules_hold()
+    machine.stack.close()

@@ -25,7 +25,7 @@ from prefixfleet.store.redis_server import RedisServer
 
 SCRIPTS = Path(__file__).parents[1] / "chaos"
 POOL_BYTES = 1 << 20
-UP_S = 120.0
+UP_S = 300.0  # of a machine that is busy with other things
 STOP_S = 30.0
 
 
@@ -119,6 +119,9 @@ class ChaosFleet:
         """Until the process listens, which takes seconds on a busy machine."""
 
         async def listens() -> bool:
+            if not self.processes[name].running:
+                log = (self.folder / f"{name}.log").read_text(errors="replace")
+                raise AssertionError(f"{name} ended at its start: {log[-2000:]}")
             try:
                 if name in self.ports:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.ports[name])

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Prepared
+from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pull
@@ -118,11 +119,15 @@ class ModelNode:
             joined=lambda epoch: setattr(self.server, "epoch", epoch),
             clock=clock,
         )
+        peers = PeerBook(index.members, clock=clock)
         self.puller = Puller(self.pool, self.segment, LAYOUT, links={"inproc": self.link})
         self.cache = NodeCache(
             self.pool,
             LAYOUT.shards,
-            peers=PeerBook(index.members, clock=clock),
+            None,
+            slot=self.memory,
+            peers=peers,
+            holders=Holders(index.match, peers, self.name),
             announcer=self.announcer,
             move=self._move,
             examine=self.examine,
@@ -179,12 +184,13 @@ class ModelNode:
 
     async def _move(self, pull: Pull) -> PullResult:
         return await self.puller.pull(
-            pull.contacts,
+            pull.source.contacts,
             namespace=NAMESPACE,
-            epoch=pull.plan.source_epoch,
+            epoch=pull.source.epoch,
             parent=pull.parent,
             hashes=pull.hashes,
             deadline=pull.deadline,
+            others=pull.others,
         )
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def books(daemon: NodeDaemon) -> dict[str, Any]:
         pool.host.pool.check()
     except AssertionError as error:
         found |= {"ok": False, "why": str(error)}
-    tier = pool.tier()
+    tier = asdict(pool.host.pool.counts())
     held = {name: tier[name] for name in ("pinned", "reserved", "leaving", "quarantined")}
     held["leases"] = len(pool.host.server.leases)
     held["claims"] = len(pool.cache.claims)

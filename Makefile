@@ -5,9 +5,8 @@
 # fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
-# quality.py takes an hour and is run by itself
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py router.py \
-	policies.py)
+# quality.py takes an hour, router.py wants the machine to itself: each is run alone
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py eviction.py transfer.py policies.py)
 
 .PHONY: setup demo test check bench chaos fuzz clean
 

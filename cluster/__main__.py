@@ -13,6 +13,8 @@ from prefixfleet.store.errors import FleetError
 PASSED_ON = {
     "router": ("prefixfleet.router", "run a router (settings by PREFIXFLEET_ROUTER_*)"),
     "replay": ("prefixfleet.router.replay", "replay a trace against any OpenAI endpoint"),
+    "top": ("prefixfleet.router.top", "watch a router in the terminal"),
+    "plan": ("prefixfleet.router.plan", "what a shared cache would bring a trace, and cost"),
     "simulate": ("prefixfleet.router.simulate", "put a trace through a simulated fleet"),
 }
 

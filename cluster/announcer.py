@@ -99,6 +99,17 @@ class Announcer:
             except (Fenced, IndexUnavailable) as error:
                 self._end_life(f"blocks could not be withdrawn: {error}")
 
+    async def elsewhere(self, hashes: Sequence[BlockHash]) -> set[BlockHash]:
+        """Those of this node's blocks that another node holds too, as far as the index says now."""
+        if self._member is None or not self._joined:
+            return set()
+        try:
+            copies = await self._index.copies(self._segments(hashes))
+        except IndexUnavailable as error:
+            self._degrade(f"index unavailable: {error}")
+            return set()
+        return {b for b, count in copies.items() if count > (b not in self._pending)}
+
     async def run(self) -> None:
         """Join, renew and publish until cancelled."""
         while True:

@@ -6,7 +6,7 @@ than the disk takes it leaves without. Must not know what makes blocks leave.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin
@@ -50,9 +50,10 @@ class Demotion:
             return f"disk: a write of {STALLED_S:g} s has not ended"
         return self._tier.degraded
 
-    async def keep(self, victims: Victims) -> None:
-        """Write what is worth it. ``victims`` stay in place until this returns."""
-        worth = self._wanted(victims)
+    async def keep(self, victims: Victims, elsewhere: Set[BlockHash]) -> None:
+        """Write what is worth it. ``victims`` stay in place until this returns; another node
+        holds those of them that are ``elsewhere``."""
+        worth = self._wanted(victims, elsewhere)
         wanted = worth[: max(0, self._most - self.waiting)]  # what comes first in a chain
         self.refused_busy += len(worth) - len(wanted)
         if not wanted:
@@ -64,11 +65,13 @@ class Demotion:
         finally:
             self.waiting -= len(wanted)
 
-    def _wanted(self, victims: Victims) -> list[tuple[BlockHash, BlockHash, int]]:
+    def _wanted(
+        self, victims: Victims, elsewhere: Set[BlockHash]
+    ) -> list[tuple[BlockHash, BlockHash, int]]:
         """(block, parent, slot) of what is to be written, parents first.
 
-        While there is room on the disk everything is worth a write; then only what was found by
-        a request since it came, and what lies before that.
+        While there is room on the disk everything is worth a write; then only the fleet's last
+        copy of what a request found since it came, and what lies before that.
         """
         chosen: list[tuple[BlockHash, BlockHash, int]] = []
         above: set[BlockHash] = set()
@@ -78,7 +81,7 @@ class Demotion:
         ):
             if self._tier.holds(block):
                 continue
-            if roomy or uses or block in above:
+            if roomy or block in above or (uses and block not in elsewhere):
                 above.add(parent)
                 chosen.append((block, parent, slot))
             else:

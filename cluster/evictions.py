@@ -137,7 +137,8 @@ class Evictions:
         """To disk, withdraw, free: in this order, and the last in any case."""
         try:
             if self._demotion is not None and not spoiled:
-                await self._demotion.keep(victims)
+                elsewhere = await self._announcer.elsewhere(victims.hashes)
+                await self._demotion.keep(victims, elsewhere)
             if gone := [block for block in victims.hashes if not self._on_disk(block)]:
                 await self._announcer.withdraw(gone)
         finally:

@@ -4,6 +4,7 @@ The index only hints; the holder itself decides. Must not connect to anybody.
 """
 
 import logging
+import zlib
 from collections.abc import Awaitable, Callable, Sequence
 
 from prefixfleet.cluster.peer_book import PeerBook
@@ -31,7 +32,8 @@ class Holders:
     async def of(
         self, chain: Sequence[BlockHash], *, beyond: int, but: tuple[str, int]
     ) -> list[Source]:
-        """Nodes that hold more than ``beyond`` leading blocks of ``chain``, those with most first.
+        """Nodes that hold more than ``beyond`` leading blocks of ``chain``, those with most first;
+        of equal ones each asking node prefers others, so that not all turn to the same.
 
         ``but`` is a node and its epoch that is asked already. Without an answer of the index,
         nobody: then the pull has its planned source only.
@@ -43,8 +45,11 @@ class Holders:
             return []
         names = [name for name in held if held[name] > beyond and name != self._me]
         found = []
-        for name in sorted(names, key=lambda name: (-held[name], name)):
+        for name in sorted(names, key=lambda name: (-held[name], self._turn(name))):
             latest = await self._peers.latest(name)
             if latest is not None and (name, latest[0]) != but:
                 found.append(Source(latest[1], latest[0]))
         return found[:MAX_HOLDERS]
+
+    def _turn(self, name: str) -> int:
+        return zlib.crc32(f"{self._me}/{name}".encode())

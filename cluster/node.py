@@ -29,6 +29,7 @@ from prefixfleet.cluster.node_stats import NodeStats
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pool_host import Kind, PoolHost
 from prefixfleet.cluster.pulls import Pull
+from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
@@ -38,6 +39,7 @@ from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.ssd import SsdTier
+from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
@@ -152,6 +154,7 @@ class NodeDaemon:
             "tiers": self._pool.tiers() if self._pool else {},
             "links": self._pool.puller.paths.report() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
+            "collective": dict(self._pool.replicator.part.counters) if self._pool else {},
             "served": dict(self._pool.host.server.counters) if self._pool else {},
             "counters": self.stats.numbers() | self._sources(),
             "cache": cache.numbers() if cache else NO_CACHE,
@@ -244,7 +247,10 @@ class NodeDaemon:
         )
         self._start(cache.run())
         self._start(puller.prober.run())
-        return _OpenPool(host, cache, puller)
+        link, publish = self._links.by_name["tcp"], cache.arrived
+        replicator = replicate_pool(self.settings, host, link, self._peers, publish)
+        replicator.open()
+        return _OpenPool(host, cache, puller, replicator)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
         """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
@@ -315,7 +321,9 @@ class NodeDaemon:
 
     def _degraded(self) -> list[str]:
         disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
-        return [why for why in (self._announcer.degraded, self._disk_fault, disk) if why]
+        replicating = self._pool.replicator.degraded if self._pool else ""
+        why = (self._announcer.degraded, self._disk_fault, disk, replicating)
+        return [reason for reason in why if reason]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
@@ -335,6 +343,7 @@ class NodeDaemon:
     async def _close_pool(self) -> None:
         if self._pool is not None:
             await self._pool.cache.close()
+            await self._pool.replicator.close()
             await self._pool.puller.close()
             if self._pool.cache.tier is not None:
                 await self._pool.cache.tier.close()
@@ -348,6 +357,7 @@ class _OpenPool:
     host: PoolHost
     cache: NodeCache
     puller: Puller
+    replicator: Replicator
 
     def tiers(self) -> dict[str, dict[str, Any]]:
         """Slots of each tier by what they are used for, and their size."""

@@ -120,7 +120,7 @@ class NodeCache:
         """One rank wrote its shards; blocks that are whole by that are published."""
         whole = self._writes.commit(session, rank, hashes)
         self.committed_blocks += len(whole)
-        self._arrived(whole)
+        self.arrived(whole)
 
     def abandon(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
         """One rank will not write these blocks."""
@@ -238,11 +238,11 @@ class NodeCache:
     async def _pull(self, pull: Pull) -> PullResult:
         await self._evictions.make_room(len(pull.hashes))
         pulled = await self._move(pull)
-        self._arrived(pull.hashes[: pulled.blocks])
+        self.arrived(pull.hashes[: pulled.blocks])
         self._evictions.took(pulled.blocks)
         return pulled
 
-    def _arrived(self, hashes: Sequence[BlockHash]) -> None:
+    def arrived(self, hashes: Sequence[BlockHash]) -> None:
         """Blocks are resident that were not."""
         self._announcer.publish(hashes)
         for block in hashes:

@@ -51,6 +51,10 @@ class PeerBook:
         known = self._known.get(node)
         return (known[0], known[1].contacts) if known and known[1].contacts else None
 
+    def known(self) -> list[tuple[str, int, dict[str, str]]]:
+        """Node, epoch and addresses of every life that is known."""
+        return [(node, epoch, record.contacts) for node, (epoch, record) in self._known.items()]
+
     async def refresh(self) -> None:
         """Ask the index who lives; without an answer, what is known stays.
 

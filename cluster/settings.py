@@ -48,6 +48,7 @@ class NodeSettings(Section):
     port: int = Field(default=0, ge=0, le=65535)
     pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     link: LinkName = "auto"
+    collective: Literal["off", "observe", "enforce"] = "off"
     eviction: OrderName = "value"
     ssd_path: Path | None = None
     ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)

@@ -66,12 +66,12 @@ def _to_fp8(y):
     u = _bits(y)
     sign = _u32(_u32(u >> _u32(24)) & _u32(0x80))
     u = _u32(u & _u32(0x7FFFFFFF))
-    odd = _u32(_u32(u >> _u32(20)) & _u32(1))
-    # drop 20 bits of mantissa, ties to even; exponent bias 127 to 7
-    normal = _u32(_u32(_u32(_u32(u + _u32(0x7FFFF)) + odd) >> _u32(20)) - _u32(120 << 3))
-    # below 2**-6 steps are 2**-9: as many as the last bits of 2**14 + y
-    denormal = _u32(_bits(_f32(_from_bits(u) + _f32(2**14))) - _u32(0x46800000))
-    return _u8(_u32(_u32(denormal if u < _u32(0x3C800000) else normal) | sign))
+    # steps are an eighth of the power of two, 2**-9 below 2**-6: as many as the last bits of the
+    # sum with 2**20 times that power, ties to even
+    power = max(_u32(u & _u32(0x7F800000)), _u32(121 << 23))
+    large = _u32(power + _u32(20 << 23))
+    steps = _u32(_bits(_f32(_from_bits(u) + _from_bits(large))) - large)
+    return _u8(_u32(_u32(_u32(steps + _u32(power >> _u32(20))) - _u32(121 << 3)) | sign))
 
 
 @_inline

@@ -4,7 +4,7 @@ Import it after the engine has started: vLLM 0.32's CPU worker looks through all
 starts, and fails on those of llvmlite, which come with numba.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from prefixfleet.kernels.cpu_planes import copier, decoder, encoder
+from prefixfleet.kernels.cpu_planes import Kind, copier, sections_decoder, sections_encoder
 from prefixfleet.kernels.encoding import (
     HEADER,
     Codec,
@@ -34,6 +34,7 @@ from prefixfleet.kernels.slots import (
 )
 
 Integers = npt.NDArray[np.int64]
+_TOGETHER = 2
 
 
 class EncodedCpuMover:
@@ -53,9 +54,7 @@ class EncodedCpuMover:
         self._views = block_views(caches, layout)  # keeps alive what the loops know by address
         parts = sections(layout, chosen)
         self._exact = _Runs.of([s for s in parts if s.codec is Codec.EXACT], self._views)
-        self._loops = [
-            _Loop.of(s, self._views[s.page]) for s in parts if s.codec is not Codec.EXACT
-        ]
+        self._encoded = _Sections.of([s for s in parts if s.codec is not Codec.EXACT], self._views)
         self._header = header(layout, chosen)
         self.payload_bytes = encoded_bytes(layout, encoding)
         self.gather([], [])  # compiles now, not while a request waits
@@ -67,9 +66,10 @@ class EncodedCpuMover:
         slots = [as_bytes(out, self.payload_bytes) for out in outs]
         ids, starts = _tables(block_ids, slots)
         poisoned = np.zeros(len(slots), np.int64)
-        copier(to_slot=True)(ids, starts, *self._exact)
-        for loop in self._loops:
-            loop.encode(ids, starts, poisoned)
+        copy, (kinds, *tables) = copier(to_slot=True), self._encoded
+        for few in _few_at_once(len(ids)):
+            copy(ids[few], starts[few], *self._exact)
+            sections_encoder(kinds)(ids[few], starts[few], *tables, poisoned[few])
         for slot, groups in zip(slots, poisoned.tolist(), strict=True):
             first = bytearray(poisoned_header(self._header, groups))
             slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
@@ -81,9 +81,16 @@ class EncodedCpuMover:
         sources = [as_bytes(slot, self.payload_bytes) for slot in slots]
         ids, starts = _tables(block_ids, sources)
         check_headers(sources, self._header)
-        copier(to_slot=False)(ids, starts, *self._exact)
-        for loop in self._loops:
-            loop.decode(ids, starts)
+        copy, (kinds, *tables) = copier(to_slot=False), self._encoded
+        for few in _few_at_once(len(ids)):
+            copy(ids[few], starts[few], *self._exact)
+            sections_decoder(kinds)(ids[few], starts[few], *tables)
+
+
+def _few_at_once(count: int) -> Iterator[slice]:
+    """So few blocks that K's cache lines, which V shares, are still there when it is V's turn."""
+    for first in range(0, count or 1, _TOGETHER):  # once for nothing: it compiles
+        yield slice(first, first + _TOGETHER)
 
 
 def _tables(block_ids: Sequence[int], slots: Sequence[torch.Tensor]) -> tuple[Integers, Integers]:
@@ -114,36 +121,40 @@ class _Runs(NamedTuple):
         return cls(*columns, *np.array(gaps, np.int64).reshape(-1, 2).T.copy())
 
 
-class _Loop(NamedTuple):
-    """One section's compiled loops with what they need besides blocks and slots."""
+class _Sections(NamedTuple):
+    """Tables of `sections_encoder`; K and V may be of two kinds, and are in all pages alike."""
 
-    section: Section
-    dtype: torch.dtype
-    page: int
-    block_bytes: int
-    groups: Integers
-    rows: Integers
+    kinds: tuple[Kind, Kind]
+    table: Integers
+    offsets: Integers
 
     @classmethod
-    def of(cls, section: Section, view: torch.Tensor) -> "_Loop":
-        item, plane = view.element_size(), section.plane
-        groups = np.array(plane.groups, np.int64) * item
-        rows = np.array(plane.rows, np.int64) * item
-        return cls(section, view.dtype, view.data_ptr(), _block_bytes(view), groups, rows)
+    def of(cls, encoded: Sequence[Section], views: Sequence[torch.Tensor]) -> "_Sections":
+        kinds = list(dict.fromkeys(_kind(s, views) for s in encoded))
+        if len(kinds) > 2:  # one for K and one for V is all that engines have
+            raise ValueError(f"8-bit encodings: got pages of {len(kinds)} kinds; set 'exact'")
+        offsets: list[int] = []
+        places: dict[tuple[int, ...], tuple[int, int]] = {}
+        rows = []
+        for section in encoded:
+            view, plane = views[section.page], section.plane
+            item = view.element_size()
+            where: list[int] = []
+            for starts in (plane.groups, plane.rows):
+                in_bytes = tuple(start * item for start in starts)
+                if in_bytes not in places:
+                    places[in_bytes] = (len(offsets), len(offsets) + len(in_bytes))
+                    offsets.extend(in_bytes)
+                where.extend(places[in_bytes])
+            kind = kinds.index(_kind(section, views))
+            at = (view.data_ptr(), _block_bytes(view), section.scales, section.data, section.end)
+            rows.append((kind, *at, plane.width, *where))
+        table = np.array(rows, np.int64)
+        return cls((kinds[0], kinds[-1]), table, np.array(offsets, np.int64))
 
-    def encode(self, ids: Integers, slots: Integers, poisoned: Integers) -> None:
-        s, plane = self.section, self.section.plane
-        encoder(self.dtype, s.codec, column_scales=plane.column_scales)(
-            self.page, self.block_bytes, ids, slots, s.scales, s.data, s.end,
-            self.groups, self.rows, plane.width, poisoned,
-        )  # fmt: skip
 
-    def decode(self, ids: Integers, slots: Integers) -> None:
-        s, plane = self.section, self.section.plane
-        decoder(self.dtype, s.codec, column_scales=plane.column_scales)(
-            self.page, self.block_bytes, ids, slots, s.scales, s.data,
-            self.groups, self.rows, plane.width,
-        )  # fmt: skip
+def _kind(section: Section, views: Sequence[torch.Tensor]) -> Kind:
+    return Kind(views[section.page].dtype, section.codec, section.plane.column_scales)
 
 
 def _block_bytes(view: torch.Tensor) -> int:

@@ -8,7 +8,7 @@ memory alive. A group is read from memory once, then from the cache. They releas
 # ruff: noqa: ANN001, ANN202 - numba infers the types of what it compiles
 
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -138,6 +138,52 @@ def decoder(dtype: torch.dtype, codec: Codec, *, column_scales: bool) -> Any:  #
                     for i in range(width):
                         x[i] = store(restore(q[i]) * scale[i if column_scales else 0])
                     source += width
+
+    return _compiled(decode)
+
+
+class Kind(NamedTuple):
+    """What a section's loops are compiled for."""
+
+    dtype: torch.dtype
+    codec: Codec
+    column_scales: bool
+
+
+@cache
+def sections_encoder(kinds: tuple[Kind, Kind]) -> Any:  # noqa: ANN401
+    """Compiled loop over ``(ids, slots, table, offsets, poisoned)``: encodes every section.
+
+    A row of ``table`` is one section: which of ``kinds``, page, block_bytes, scales, data, end,
+    width as in `encoder`, then from where to where its groups and its rows are in ``offsets``.
+    """
+    one, other = (encoder(k.dtype, k.codec, column_scales=k.column_scales) for k in kinds)
+
+    def encode(ids, slots, table, offsets, poisoned):
+        for t in table:
+            kind, page, size, scales, data, end = t[0], t[1], t[2], t[3], t[4], t[5]
+            width, groups, rows = t[6], offsets[t[7] : t[8]], offsets[t[9] : t[10]]
+            if kind == 0:
+                one(page, size, ids, slots, scales, data, end, groups, rows, width, poisoned)
+            else:
+                other(page, size, ids, slots, scales, data, end, groups, rows, width, poisoned)
+
+    return _compiled(encode)
+
+
+@cache
+def sections_decoder(kinds: tuple[Kind, Kind]) -> Any:  # noqa: ANN401
+    """As `sections_encoder`, over ``(ids, slots, table, offsets)``: decodes every section."""
+    one, other = (decoder(k.dtype, k.codec, column_scales=k.column_scales) for k in kinds)
+
+    def decode(ids, slots, table, offsets):
+        for t in table:
+            kind, page, size, scales, data = t[0], t[1], t[2], t[3], t[4]
+            width, groups, rows = t[6], offsets[t[7] : t[8]], offsets[t[9] : t[10]]
+            if kind == 0:
+                one(page, size, ids, slots, scales, data, groups, rows, width)
+            else:
+                other(page, size, ids, slots, scales, data, groups, rows, width)
 
     return _compiled(decode)
 

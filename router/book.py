@@ -8,9 +8,11 @@ uncached tokens until the first byte comes back, the sequences it generates from
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from msgspec import Struct
+
+DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
 
 
 class Load(Struct, frozen=True):
@@ -49,6 +51,7 @@ class Charge:
             self.first_byte_s = now
             self._page.end_prefill(self, now)
             self._page.decoding += self.sequences
+            self._page.decodes.add(self)
 
 
 @dataclass(slots=True)
@@ -59,6 +62,7 @@ class _Page:
     queued_tokens: int = 0
     expected_s: float = 0.0
     decoding: int = 0
+    decodes: set[Charge] = field(default_factory=set)
     since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
 
     def begin_prefill(self, charge: Charge) -> None:
@@ -87,6 +91,7 @@ class Book:
         self._pages: dict[str, _Page] = {}
         self._others: Mapping[str, Load] = {}
         self._heard_s = 0.0
+        self.decode_s = 0.0  # how long a request decodes, on average; 0 before the first ended
 
     def load(self, worker: str) -> Load:
         """Present load of ``worker``, by all routers."""
@@ -95,8 +100,26 @@ class Book:
         own = page.load(now) if page else Load()
         if others := self._others.get(worker):
             left_s = max(0.0, others.busy_s - (now - self._heard_s))
-            return own + replace(others, busy_s=left_s)
+            return own + Load(others.queued_tokens, others.queued_requests, others.decoding, left_s)
         return own
+
+    def sequences_at(self, worker: str, at_s: float) -> int:
+        """Sequences that ``worker`` will generate at ``at_s``, if prefills in flight are over then.
+
+        Those that will have been generated for longer than `decode_s` count as ended; of other
+        routers' all count, since their age is not known here.
+        """
+        page = self._pages.get(worker)
+        others = self._others.get(worker, Load())
+        count = others.decoding + others.queued_requests
+        if page is None:
+            return count
+        count += sum(charge.sequences for charge in page.waiting)
+        return count + sum(
+            charge.sequences
+            for charge in page.decodes
+            if charge.first_byte_s is not None and at_s - charge.first_byte_s < self.decode_s
+        )
 
     def own(self) -> dict[str, Load]:
         """What this router has put on each worker that has any."""
@@ -132,8 +155,13 @@ class Book:
                 page.end_prefill(charge, self._clock())
             else:
                 page.decoding -= charge.sequences
+                page.decodes.discard(charge)
+                self._learn_decode(self._clock() - charge.first_byte_s)
             if not page.waiting and not page.decoding and self._pages.get(worker) is page:
                 del self._pages[worker]
+
+    def _learn_decode(self, seconds: float) -> None:
+        self.decode_s += (seconds - self.decode_s) * DECODE_GAIN if self.decode_s else seconds
 
     def workers(self) -> list[str]:
         """Workers with requests in flight."""

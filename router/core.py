@@ -35,10 +35,11 @@ from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
 from prefixfleet.router.tls import Tls
+from prefixfleet.router.token_times import TokenTimes
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.tracing import Tracing
 from prefixfleet.router.traffic import Traffic
-from prefixfleet.router.turns import Turns
+from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError
@@ -83,6 +84,7 @@ class Router:
         self.static = StaticWorkers(settings.workers_file)
         self.engines = EngineFeed(fleet.secret, self.degraded, clock)
         self.orders = Orders(fleet.orders, clock)
+        self.token_times = TokenTimes()
         self.traffic = Traffic(settings.slow_start_s, clock, random.random)
         self.roster = Roster(
             fleet.registry,
@@ -100,8 +102,16 @@ class Router:
             self._key,
             clock,
             engines=self.engines.view,
+            step_s=self._step_s,
         )
-        self.turns = Turns(self.dispatcher, self.book, settings.ttft_slo_s, clock)
+        self.turns = Turns(
+            self.dispatcher,
+            self.book,
+            Slos(settings.ttft_slo_s, settings.tbt_slo_s),
+            clock,
+            self.token_times,
+            self.roster.is_ready,
+        )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0
@@ -179,6 +189,9 @@ class Router:
     def entries(self) -> dict[str, StaticWorker]:
         """Plain engines: from the file, and added by order."""
         return {**self.orders.added(), **self.static.by_name}
+
+    def _step_s(self, worker: str, sequences: int) -> float:
+        return self.token_times.seconds(worker, sequences) if sequences else 0.0
 
     async def _reload(self) -> None:
         while True:

@@ -67,7 +67,9 @@ class Dispatcher:
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
         engines: View | None = None,
+        step_s: Callable[[str, int], float] = lambda worker, sequences: 0.0,
     ) -> None:
+        """``step_s`` gives a worker's seconds a step while it generates so many sequences."""
         self.view = view
         # what static engines hold: no sources of pulls
         self._engines = View(clock) if engines is None else engines
@@ -77,6 +79,7 @@ class Dispatcher:
         self._clock = clock
         self._sending: dict[str, float] = {}  # when each source is done with what was planned
         self._draw = draw
+        self._step_s = step_s
         self._policy = policy
         self._models: dict[str, PrefillModel] = dict(models or {})
 
@@ -151,7 +154,8 @@ class Dispatcher:
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
-            busy_s=load.busy_s,
+            # a step that generates for others is under way, and is ended first
+            busy_s=load.busy_s + self._step_s(worker.name, load.decoding),
             prefill=self.prefill_model(worker),
             block_tokens=worker.block_tokens,
             block_bytes=worker.record.block_bytes,

@@ -27,7 +27,8 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
     ``dashboard`` lets it watch the whole fleet, every tenant's traffic included.
     ``tier`` labels metrics and may be shared by tenants. Higher ``priority`` goes first;
-    among equals, ``weight`` divides the fleet between tenants that wait.
+    among equals, ``weight`` divides the fleet between tenants that wait. The two SLOs stand in the
+    place of the router's own: time to first token, and time between tokens.
     """
 
     name: Annotated[str, msgspec.Meta(min_length=1)]
@@ -41,6 +42,8 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     max_in_flight: Annotated[int, msgspec.Meta(ge=1)] | None = None
     requests_per_s: Positive | None = None
     tokens_per_s: Positive | None = None
+    ttft_slo_s: Positive | None = None
+    tbt_slo_s: Positive | None = None
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ be replaced; a stream is passed on as its bytes arrive, and what breaks then is 
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from aiohttp import web
 
@@ -18,10 +19,18 @@ MAX_HELD_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-async def pass_on(
-    answer: Answer, request: web.Request, ours: Mapping[str, str]
-) -> tuple[web.StreamResponse, bytes]:
-    """The finished response, and the whole body if it was held (else empty).
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """``whole`` is the body if it was held, else empty; ``events`` counts those of a stream that
+    came after its first bytes."""
+
+    response: web.StreamResponse
+    whole: bytes = b""
+    events: int = 0
+
+
+async def pass_on(answer: Answer, request: web.Request, ours: Mapping[str, str]) -> Passed:
+    """The finished response.
 
     Raises:
         WorkerLost: the worker broke off an answer of which the client has nothing yet.
@@ -31,8 +40,8 @@ async def pass_on(
     if length is not None and length <= MAX_HELD_BYTES:
         body = await _whole(answer)
         headers.popall("Content-Length", None)
-        return web.Response(status=answer.status, headers=headers, body=body), body
-    return await _stream(answer, request, headers), b""
+        return Passed(web.Response(status=answer.status, headers=headers, body=body), body)
+    return await _stream(answer, request, headers)
 
 
 async def _whole(answer: Answer) -> bytes:
@@ -42,22 +51,22 @@ async def _whole(answer: Answer) -> bytes:
         raise WorkerLost("disconnected", f"{answer.url}: {error}") from error
 
 
-async def _stream(
-    answer: Answer, request: web.Request, headers: Mapping[str, str]
-) -> web.StreamResponse:
+async def _stream(answer: Answer, request: web.Request, headers: Mapping[str, str]) -> Passed:
     response = web.StreamResponse(status=answer.status, headers=headers)
     await response.prepare(request)
-    end = answer.first
+    end, events = answer.first, 0
     try:
         await response.write(answer.first)
         async for chunk in answer.rest():
             await response.write(chunk)
             end = chunk
+            events += chunk.count(b"\ndata:") + chunk.startswith(b"data:")
     except StreamBroken as error:
         await _break_off(answer, request, response, end, error)
     else:
         await response.write_eof()
-    return response
+        return Passed(response, events=events)
+    return Passed(response)
 
 
 async def _break_off(

@@ -20,12 +20,13 @@ def render_html(runs: Sequence[Mapping[str, Any]]) -> str:
     The figures hold texts from outside (file names, servers' errors): ``<`` is escaped so that
     none of them can end the script element that carries them.
     """
-    page = _packaged("replay_report.html")
+    page = packaged("replay_report.html")
     figures = json.dumps(list(runs)).replace("<", "\\u003c")
-    page = page.replace("/*UPLOT_CSS*/", _packaged("uplot.min.css"))
-    page = page.replace("/*UPLOT_JS*/", _packaged("uplot.min.js"))
+    page = page.replace("/*UPLOT_CSS*/", packaged("uplot.min.css"))
+    page = page.replace("/*UPLOT_JS*/", packaged("uplot.min.js"))
     return page.replace("/*RUNS*/", figures)
 
 
-def _packaged(name: str) -> str:
+def packaged(name: str) -> str:
+    """A text file that lies beside this one."""
     return resources.files(PACKAGE).joinpath(name).read_text(encoding="utf-8")

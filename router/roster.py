@@ -111,6 +111,11 @@ class Roster:
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
 
+    def is_ready(self, name: str) -> bool:
+        """Whether worker ``name`` may get a request now."""
+        seat = self._seats.get(name)
+        return seat is not None and seat.state == "ready"
+
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
         return [Standing(s.record, s.state, s.reason) for s in self._seats.values()]

@@ -184,9 +184,11 @@ async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
             _judge(router, worker, answer.status)
             if answer.status == 200:
                 passage.note_first_byte(dispatched, charge)
-            response, whole = await pass_on(answer, request, passage.headers(dispatched))
+            passed = await pass_on(answer, request, passage.headers(dispatched))
+            passage.note_pace(dispatched, charge, passed.events)
+    response = passed.response
     if response.status == 200:
-        passage.note_reuse(dispatched, whole)
+        passage.note_reuse(dispatched, passed.whole)
         router.engines.note_prompt(worker.name, len(dispatched.chain))
     return response
 

@@ -18,6 +18,7 @@ class RouterSettings(Section):
     max_body_bytes: int = Field(default=32 << 20, ge=1_024)  # 1 M tokens as ids, with room
     max_in_flight: int = Field(default=4_096, ge=1)  # 4 times what one process was measured with
     ttft_slo_s: float = Field(default=0.0, ge=0)  # 0: nothing is refused for being late
+    tbt_slo_s: float = Field(default=0.0, ge=0)  # between tokens; 0: decodes refuse nothing
     connect_timeout_s: float = Field(default=3.0, gt=0)  # a node's lease: longer and it is dead
     silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders

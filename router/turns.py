@@ -16,6 +16,7 @@ from prefixfleet.router.keys import ANYBODY, Key
 from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
+from prefixfleet.router.token_times import TokenTimes
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
 
@@ -38,16 +39,33 @@ class _Turn(Waiting):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Slos:
+    """Limits in seconds on the time to first token and the time between tokens; 0: none."""
+
+    ttft_s: float = 0.0
+    tbt_s: float = 0.0
+
+
 class Turns:
-    """Owned by the router's event loop. ``slo_s`` limits the time to first token; 0: no limit."""
+    """Owned by the router's event loop. ``slos`` limit times where a key says nothing else."""
 
     def __init__(
-        self, dispatcher: Dispatcher, book: Book, slo_s: float, clock: Callable[[], float]
+        self,
+        dispatcher: Dispatcher,
+        book: Book,
+        slos: Slos,
+        clock: Callable[[], float],
+        token_times: TokenTimes,
+        is_open: Callable[[str], bool] = lambda worker: True,
     ) -> None:
+        """``is_open`` says whether a worker still gets requests: one may be drained meanwhile."""
         self._dispatcher = dispatcher
         self._book = book
-        self._slo_s = slo_s
+        self._slos = slos
+        self._token_times = token_times
         self._clock = clock
+        self._is_open = is_open
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -81,10 +99,13 @@ class Turns:
         to first token, 0 for none.
 
         Raises:
-            TooBusy: it would come, or has come, later than the limit on the first token.
+            TooBusy: it would come, or has come, later than the limit on the first token; or
+                tokens would follow each other too slowly on every worker.
         """
-        decision = self._dispatcher.decide(prompt, chains, workers)
-        limit_s = min(filter(None, (self._slo_s, deadline_s)), default=0.0)
+        tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
+        decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
+        slo_s = key.ttft_slo_s or self._slos.ttft_s
+        limit_s = min(filter(None, (slo_s, deadline_s)), default=0.0)
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
         if not self._queue and self._is_free(decision.worker):
             # Whoever called charges the worker before anybody else can look at it: no await between
@@ -144,7 +165,35 @@ class Turns:
 
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
-        return self._dispatcher.decide(turn.prompt, turn.chains, turn.workers)
+        left = [worker for worker in turn.workers if self._is_open(worker.name)]
+        return self._dispatcher.decide(turn.prompt, turn.chains, left or turn.workers)
+
+    def _decide_in_pace(
+        self, prompt: Prompt, chains: Chains, workers: Sequence[Worker], slo_s: float
+    ) -> tuple[Decision, Sequence[Worker]]:
+        """The best among the workers whose tokens will come fast enough, and those workers.
+
+        Judged at the moment at which this prefill would end (Mooncake, arXiv 2407.00079, 7): the
+        decodes of now will partly have ended by then, and those of the prefills before it begun.
+        """
+        slowest_s = 0.0
+        while workers:
+            decision = self._dispatcher.decide(prompt, chains, workers)
+            pace_s = self._pace_s(decision, prompt.outputs) if slo_s else 0.0
+            if pace_s <= slo_s:
+                return decision, workers
+            slowest_s = max(slowest_s, pace_s)
+            workers = [worker for worker in workers if worker.name != decision.worker]
+        raise TooBusy(
+            f"a token would come every {slowest_s:.3f} s, the limit is {slo_s:.3f} s",
+            retry_after_s=max(1.0, self._book.decode_s),
+        )
+
+    def _pace_s(self, decision: Decision, outputs: int) -> float:
+        """Seconds between tokens on the chosen worker when this request begins to decode."""
+        at_s = self._clock() + decision.total_s
+        sequences = self._book.sequences_at(decision.worker, at_s) + outputs
+        return self._token_times.seconds(decision.worker, sequences)
 
     def _somebody_is_free(self) -> bool:
         """Else nobody can go: under load that is so at most looks, and a decision takes longer."""

@@ -20,6 +20,9 @@ from prefixfleet.router.tracing import RequestSpan
 log = logging.getLogger("prefixfleet.router.decisions")
 
 
+MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Passage:
     """One request on its way through the router."""
@@ -101,6 +104,15 @@ class Passage:
             self.router.activity.first_byte(self.id, observed_s)
             metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
+
+    def note_pace(self, dispatched: Dispatched, charge: Charge, events: int) -> None:
+        """Learn from a stream how fast its tokens came: an event is one token of one sequence."""
+        if charge.first_byte_s is None or events < MIN_EVENTS:
+            return
+        seconds = (self.router.clock() - charge.first_byte_s) * self.prompt.outputs / events
+        worker = dispatched.worker.name
+        sequences = self.router.book.load(worker).decoding
+        self.router.token_times.observe(worker, max(1, sequences), seconds)
 
     def note_reuse(self, dispatched: Dispatched, whole: bytes) -> None:
         """Count where the prompt's tokens came from: as the engine says, else as planned."""

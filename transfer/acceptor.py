@@ -8,8 +8,9 @@ from typing import Self
 
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.transfer.contact import format_contact
+from prefixfleet.transfer.dial import tune
 from prefixfleet.transfer.session import Served, serve_session
-from prefixfleet.transfer.stream import Stream, tune
+from prefixfleet.transfer.stream import Stream
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from prefixfleet.transfer.auth import Handshake, nonce
 from prefixfleet.transfer.contact import parse_contact
 from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.deadline import until
+from prefixfleet.transfer.dial import dial
 from prefixfleet.transfer.link import Deadline, Range, check_lengths
-from prefixfleet.transfer.stream import Stream, dial
+from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
 
 REQUEST_BYTES = 16 * 1024 * 1024

@@ -57,13 +57,20 @@ class Replicator:
         self._clock = clock
         self._sender = Sender(part, link)
         self._receiver = Receiver(part)
+        self._down = ""
         self.taking_part = False  # as a source or a receiver, from the invitation to the end
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def open(self) -> None:
-        """Start the process that takes part, if this node may. Without it, it refuses."""
+    @property
+    def degraded(self) -> str:
+        """Why this node takes no part although it should; "" if it does."""
+        return self._down
+
+    def open(self) -> None:
+        """Start the process that takes part, if this node may, in the background. Until it is
+        up, the node refuses."""
         if self.mode is Mode.ENFORCE:
-            await self._revive()
+            self._start(self._revive())
 
     async def close(self) -> None:
         """End what is under way."""
@@ -113,7 +120,10 @@ class Replicator:
 
     def _take_part(self, work: Coroutine[Any, Any, None]) -> None:
         self.taking_part = True
-        task = asyncio.create_task(self._to_its_end(work))
+        self._start(self._to_its_end(work))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -131,5 +141,7 @@ class Replicator:
         try:
             await self.part.worker.start()
         except PullFailed as error:
-            log.error("collective replication is off on this node: %s", error)
-            self.part.counters["down"] += 1
+            self._down = f"collective replication: its process does not start: {error}"
+            log.error("%s", self._down)
+        else:
+            self._down = ""

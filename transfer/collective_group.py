@@ -1,9 +1,10 @@
 """What both ends of a broadcast know: who takes part, where its bytes lie, how long it may take."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout
 from prefixfleet.transfer.collective_worker import CollectiveWorker
@@ -46,6 +47,7 @@ class Part:
     budget_s: float = BUDGET_S
     stall_s: float = STALL_S
     counters: Counter[str] = field(default_factory=Counter)
+    arrived: Callable[[Sequence[BlockHash]], None] = lambda blocks: None  # proved, and in the pool
 
     async def host_store(self, deadline: Deadline) -> str:
         """Address of the store that the ranks meet at. Raises the errors of the worker."""

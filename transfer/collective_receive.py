@@ -56,4 +56,6 @@ class Receiver:
         good = await count_good(
             part.segment, part.layout, part.namespace, blocks, list(wanted.values())
         )
-        return sum(reservation.commit(block) for block in blocks[:good])
+        arrived = [block for block in blocks[:good] if reservation.commit(block)]
+        part.arrived(arrived)
+        return len(arrived)

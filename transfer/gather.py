@@ -85,7 +85,7 @@ class Gathering:
                 done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     self._take_end(task)
-        except asyncio.CancelledError:
+        except BaseException:  # cancelled: nobody may write when the pull's slots are given back
             for task in self._reading:
                 task.cancel()
             await asyncio.gather(*self._reading, return_exceptions=True)

@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 
-from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.errors import PeerLost, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.channel import Channel, cut
@@ -177,12 +177,12 @@ def _copy(
     targets: Sequence[memoryview],
     stop: threading.Event,
 ) -> None:
-    """In a thread; numpy copies without the interpreter's lock."""
+    """In a thread; numpy copies without the interpreter's lock. Raises `PeerLost` if stopped."""
     source = np.frombuffer(segment, np.uint8)
     for part, target in zip(parts, targets, strict=True):
         ours = np.frombuffer(target, np.uint8)
         for start in range(0, part.length, STEP_BYTES):
             if stop.is_set():
-                return
+                raise PeerLost("the connection was closed on this side")
             end = min(start + STEP_BYTES, part.length)
             np.copyto(ours[start:end], source[part.offset + start : part.offset + end])

@@ -9,7 +9,6 @@ import concurrent.futures
 import contextlib
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable, Sequence
 
@@ -27,16 +26,6 @@ AHEAD_BYTES = 1024
 multiple of the header's size, which keeps what follows it on the same cache lines."""
 STALL_S = 10.0
 """A peer that takes no byte for so long is given up; so is one that sends none into a target."""
-
-
-def tune(sock: socket.socket) -> None:
-    """What every peer connection wants: no delays, no waiting for ever, not even in a thread."""
-    sock.setblocking(True)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(STALL_S * 1000))
-    limit = struct.pack("@ll", int(STALL_S), int(STALL_S % 1 * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
 
 class Stream:
@@ -252,26 +241,3 @@ def _advance(views: list[memoryview], done: int, count: int) -> int:
         count -= view.nbytes
         done += 1
     return done
-
-
-async def dial(host: str, port: int, where: str, crew: Crew | None) -> Stream:
-    """Connect to the first address of ``host`` that answers. Raises `PeerLost`."""
-    loop = asyncio.get_running_loop()
-    last: OSError = OSError("no address")
-    try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
-        raise PeerLost(f"{where}: {error}") from error
-    for family, kind, protocol, _, address in found:
-        with contextlib.ExitStack() as undo:
-            try:
-                sock = undo.enter_context(socket.socket(family, kind, protocol))
-                sock.setblocking(False)
-                await loop.sock_connect(sock, address)
-                tune(sock)
-            except OSError as error:
-                last = error
-                continue
-            undo.pop_all()
-            return Stream(sock, where, crew)
-    raise PeerLost(f"{where}: {last}") from last

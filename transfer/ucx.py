@@ -131,15 +131,14 @@ class UcxLink:
         self._heartbeat_s = heartbeat_s
         self._binding = binding
         self._thread: UcxThread | None = None
+        self._rdma = False
         self._starting = asyncio.Lock()
         self.counters: Counter[str] = Counter()
 
     @property
     def rdma(self) -> bool:
         """Whether UCX found a device that moves bytes without the CPU; False before it runs."""
-        if self._thread is None:
-            return False
-        return has_rdma("ucx:" + ",".join(self._thread.binding.devices()))
+        return self._rdma
 
     def reaches(self, contact: str) -> bool:
         """See `Link`."""
@@ -198,9 +197,9 @@ class UcxLink:
             if self._thread is None:
                 thread = UcxThread(self._binding)
                 await thread.start()
-                log.info(
-                    "UCX through %s: %s", thread.binding.name, sorted(thread.binding.devices())
-                )
+                devices = sorted(await thread.run(thread.binding.devices))
+                self._rdma = has_rdma("ucx:" + ",".join(devices))
+                log.info("UCX through %s: %s", thread.binding.name, devices)
                 self._thread = thread
             return self._thread
 

@@ -31,7 +31,7 @@ from rich.progress import track
 from prefixfleet.router.simulate import OURS
 
 RATE, BANDWIDTH = 1.5, 12.5
-QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 2_500}
+QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 1_000}
 FULL = {"speeds": (1.0, RATE, 2.0), "bandwidths": (BANDWIDTH, 1.25, 3.0, 50.0), "requests": 20_000}
 ENOUGH_OF_CEILING = 0.9
 

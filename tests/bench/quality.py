@@ -8,7 +8,9 @@ licences of the installed packages.
 
     python tests/bench/quality.py --prompts 200 --budget-s 7200 --json
 
-Results are kept by prompt, a line each; a run goes on where the last one stopped.
+Results are kept by prompt, a line each; a run goes on where the last one stopped. Several may
+run at once, each with its part of the prompts (`--part 1/2`, `--part 2/2`); whichever ends last
+sums up all of them, as does a later run with `--budget-s 0`.
 """
 
 import argparse
@@ -88,7 +90,7 @@ def measure(model, codecs, tokens):
     prefix, rest = tokens[: NUM_BLOCKS * BLOCK_TOKENS], tokens[NUM_BLOCKS * BLOCK_TOKENS :]
     layers = [
         (layer.keys, layer.values)
-        for layer in model(prefix[None], use_cache=True).past_key_values.layers
+        for layer in model(prefix[None], use_cache=True, logits_to_keep=1).past_key_values.layers
     ]
     variants = [codec.through(layers) for codec in codecs.values()]
     cache = DynamicCache()
@@ -142,33 +144,52 @@ def run(args):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     codecs = {name: Codec(name, model.config) for name in NAMES}
-    lines = args.results.read_text().splitlines() if args.results.exists() else []
-    known = {r["prompt"]: r for r in map(json.loads, lines) if set(NAMES) <= set(r)}
-    results = []
+    wanted = {identify(tokens): tokens for tokens in prompts(tokenizer, args.prompts)}
+    part, parts = args.part
     end = time.monotonic() + args.budget_s
-    with args.results.open("a") as file:
-        for tokens in prompts(tokenizer, args.prompts):
-            name = hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).hexdigest()
-            if name not in known:
-                if time.monotonic() > end:
-                    continue
-                known[name] = {"prompt": name, **measure(model, codecs, tokens)}
-                print(json.dumps(known[name]), file=file, flush=True)
-            results.append(known[name])
-            print(f"\r{len(results)} of {args.prompts} prompts", end="", file=sys.stderr)
-    return results, codecs
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    for name in list(wanted)[part - 1 :: parts]:
+        known = read_results(args.results)
+        print(f"\r{len(known.keys() & wanted)} of {args.prompts} prompts", end="", file=sys.stderr)
+        if name not in known and time.monotonic() < end:
+            line = json.dumps({"prompt": name, **measure(model, codecs, wanted[name])})
+            with args.results.open("a") as file:  # one short write: lines of others stay whole
+                file.write(line + "\n")
+    known = read_results(args.results)
+    return [known[name] for name in wanted if name in known], codecs
+
+
+def identify(tokens):
+    return hashlib.blake2b(tokens.numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def read_results(path):
+    """By prompt, of those measured with all of today's encodings."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {r["prompt"]: r for r in map(json.loads, lines) if set(NAMES) <= set(r)}
+
+
+def part_of(text):
+    """ "2/3" as (2, 3)."""
+    part, parts = map(int, text.split("/"))
+    if not 1 <= part <= parts:
+        raise ValueError
+    return part, parts
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--budget-s", type=float, default=120, help="start no prompt after that")
+    parser.add_argument("--part", type=part_of, default=(1, 1), help="K/N: one of N at once")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--results", type=Path, default=default_cache_dir() / "quality.jsonl")
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     args = parser.parse_args()
 
     results, codecs = run(args)
+    if not results:
+        raise SystemExit("quality: no prompt was measured; give more --budget-s")
 
     figures = summary(results, codecs)
     if not args.json:

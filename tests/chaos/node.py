@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def books(daemon: NodeDaemon) -> dict[str, Any]:
         pool.host.pool.check()
     except AssertionError as error:
         found |= {"ok": False, "why": str(error)}
-    tier = asdict(pool.host.pool.counts())
+    tier = pool.tiers()["dram"]
     held = {name: tier[name] for name in ("pinned", "reserved", "leaving", "quarantined")}
     held["leases"] = len(pool.host.server.leases)
     held["claims"] = len(pool.cache.claims)

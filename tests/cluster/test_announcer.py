@@ -208,3 +208,31 @@ async def test_a_record_that_changed_is_sent_before_the_next_renewal(index, star
 
     await until(lambda: "renew" in index.calls)
     assert time.monotonic() - began < 30
+
+
+async def test_it_knows_which_blocks_another_node_holds_too(index, start):
+    first, second = start(name="a", held=CHAIN[:3]), start(name="b", held=CHAIN[:2])
+    await until(lambda: nothing_pending(first, second))
+
+    assert await first.announcer.elsewhere(CHAIN[:3]) == set(CHAIN[:2])
+
+
+async def test_a_block_that_is_not_published_yet_and_counted_once_is_another_nodes(index, start):
+    first, second = start(name="a"), start(name="b", held=CHAIN[:1])
+    await until(lambda: nothing_pending(first, second))
+    index.cut = {"publish"}
+    first.commit(CHAIN[:2])
+
+    assert await first.announcer.elsewhere(CHAIN[:2]) == set(CHAIN[:1])
+
+
+async def test_without_the_index_every_copy_counts_as_the_last(index, start):
+    node = start(held=CHAIN[:2])
+    await until(lambda: nothing_pending(node))
+    index.cut = {"copies"}
+
+    assert await node.announcer.elsewhere(CHAIN[:2]) == set()
+
+
+async def nothing_pending(*nodes):
+    return all(n.announcer.epoch and not n.announcer.pending for n in nodes)

@@ -244,6 +244,20 @@ async def test_others_that_hold_more_than_is_here_are_found_by_the_index():
     assert await found_by(here) == ["c", "b"]
 
 
+async def test_nodes_that_ask_turn_to_different_ones_of_equal_holders():
+    members = Members()
+    members.epochs = {f"n{i}": i + 1 for i in range(8)}
+    members.held = dict.fromkeys(members.epochs, 8)
+    peers = PeerBook(members.members, clock=time.monotonic)
+
+    first = {
+        (await Holders(members.match, peers, f"me{i}").of(CHAIN, beyond=0, but=("", 0)))[0].epoch
+        for i in range(20)
+    }
+
+    assert len(first) > 2
+
+
 async def test_so_many_others_at_most():
     here, members = Here(), Members()
     here.go.set()
@@ -260,7 +274,7 @@ async def test_a_plan_for_a_life_that_is_gone_turns_to_who_the_index_names(chang
     here, members = Here(), Members()
     here.go.set()
     members.epochs = {"a": 3, "b": 5}
-    members.held = {"a": 8, "b": 8}
+    members.held = {"a": 8, "b": 7}
 
     pulled = await pulls_of(here, members).fetch(CHAIN, plan(**changes), soon())
 

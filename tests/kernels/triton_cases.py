@@ -4,11 +4,10 @@ On a GPU: `pytest tests/kernels/triton_cases.py`.
 """
 
 import mmap
+import random
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
-from hypothesis import strategies as st
 from paged_caches import KINDS, Sizes, fill, make_paged, slots_for
 
 from prefixfleet.kernels import reference
@@ -23,16 +22,8 @@ CASES = [
     for encoding in ENCODINGS
     if not (kind.startswith("mla") and encoding == "fp8-values")
 ]
-SIZES = st.builds(
-    Sizes,
-    layers=st.integers(1, 2),
-    blocks=st.just(3),
-    heads=st.integers(1, 2),
-    tokens=st.sampled_from([2, 3, 16]),
-    channels=st.sampled_from([2, 5, 16]),
-)
-TILED = Sizes(layers=2, blocks=2, heads=1, tokens=64, channels=64)  # several tiles a program
-DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+TILED = Sizes(layers=1, blocks=2, heads=1, tokens=64, channels=64)  # several tiles a program
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def on_device(caches):
@@ -68,14 +59,24 @@ def check(kind, encoding, sizes, dtype, ids, targets):
 
 
 @pytest.mark.parametrize(("kind", "encoding"), CASES)
-@settings(deadline=None, max_examples=3, phases=[Phase.generate])  # shrinking takes minutes
-@given(data=st.data())
-def test_the_kernels_equal_the_reference(kind, encoding, data):
-    sizes = data.draw(SIZES)
-    ids = data.draw(st.lists(st.integers(0, sizes.blocks - 1), max_size=3))
-    targets = data.draw(st.permutations(range(sizes.blocks)))[: len(set(ids))]
+def test_the_kernels_equal_the_reference(kind, encoding):
+    draw = random.Random(f"{kind} {encoding}")  # one draw a case: the interpreter is slow
+    sizes = Sizes(
+        layers=draw.choice([1, 2]),
+        blocks=3,
+        heads=draw.choice([1, 2]),
+        tokens=draw.choice([2, 3, 8]),
+        channels=draw.choice([2, 5, 8]),
+    )
+    ids = draw.choices(range(sizes.blocks), k=draw.choice([1, 2]))
+    targets = draw.sample(range(sizes.blocks), len(set(ids)))
 
-    check(kind, encoding, sizes, data.draw(DTYPES), ids, targets)
+    check(kind, encoding, sizes, draw.choice(DTYPES), ids, targets)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_no_blocks_are_nothing_to_do(encoding):
+    check("vllm-LBNHC", encoding, Sizes(), torch.bfloat16, [], [])
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)

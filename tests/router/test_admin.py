@@ -186,7 +186,7 @@ async def test_without_redis_an_order_is_refused_and_changes_nothing(rig, key_fi
     assert router.roster.standings()[0].state == "ready"
 
 
-class Kept(dict):
+class Kept(dict[str, bytes]):
     """Orders in memory, with the store's interface."""
 
     async def give(self, worker, order):

@@ -237,16 +237,17 @@ async def test_load_is_counted_before_the_first_byte(rig):
         await release.wait()
         return await whole(engine, request, asked)
 
-    engines = [await rig.engine(name, behave=wait) for name in "abcd"]
+    # so slow that no estimate says a prefill is over while the burst still comes in
+    engines = [await rig.engine(name, behave=wait, prefill_tokens_per_s=1.0) for name in "abcd"]
     await rig.start(*engines)
 
-    asking = [asyncio.create_task(rig.post(prompt=f"{i} {LONG}")) for i in range(8)]
-    await until(lambda: sum(len(engine.seen) for engine in engines) == 8)
+    asking = [asyncio.create_task(rig.post(prompt=f"{i} {LONG}")) for i in range(4)]
+    await until(lambda: sum(len(engine.seen) for engine in engines) == 4)
     counts = [len(engine.seen) for engine in engines]
     release.set()
     await asyncio.gather(*asking)
 
-    assert counts == [2, 2, 2, 2]
+    assert counts == [1, 1, 1, 1]
 
 
 async def test_what_a_client_says_about_transfers_is_dropped(rig):

@@ -2,10 +2,10 @@
 
 import dataclasses
 import math
-import random
 from pathlib import Path
 
 import pytest
+from simulated_conversations import BLOCK, conversations
 
 from prefixfleet.router.fleet_models import (
     LLAMA_70B,
@@ -18,24 +18,8 @@ from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
 from prefixfleet.router.simulator import Fleet, Simulation
-from prefixfleet.router.traces import Arrival, SharedBlocks
 
 HARDWARE, _ = PRESETS["8xA800"]
-BLOCK = 512
-
-
-def conversations(users, turns, *, seed=0, gap_s=8.0):
-    """Users whose every turn extends the one before; ids shared by nobody else."""
-    source = random.Random(seed)
-    arrivals = []
-    for user in range(users):
-        at = source.uniform(0, gap_s)
-        ids = [user * 10_000]
-        for _ in range(turns):
-            ids += [ids[-1] + i + 1 for i in range(source.randrange(4, 12))]
-            arrivals.append(Arrival(at, SharedBlocks(tuple(ids), len(ids) * BLOCK, BLOCK), 100))
-            at += source.expovariate(1 / gap_s)
-    return sorted(arrivals, key=lambda a: a.at_s)
 
 
 def fleet(policy=choose, **changes):

@@ -7,8 +7,10 @@ import pytest
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.errors import TooBusy
+from prefixfleet.router.keys import Key
 from prefixfleet.router.prompt import Prompt
-from prefixfleet.router.turns import Turns
+from prefixfleet.router.token_times import TokenTimes
+from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import WorkerRecord
@@ -45,9 +47,10 @@ def book(clock):
 
 @pytest.fixture
 def make_turns(clock, book):
-    def make(slo_s=0.0):
-        view = View(clock)
-        return Turns(Dispatcher(view, book, dict, b"", clock, lambda n: 0), book, slo_s, clock)
+    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, **options):
+        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0)
+        slos = Slos(slo_s, tbt_slo_s)
+        return Turns(dispatcher, book, slos, clock, token_times or TokenTimes(), **options)
 
     return make
 
@@ -102,6 +105,71 @@ async def test_a_worker_that_should_be_free_by_now_gets_the_next_request(make_tu
         bound = await asyncio.wait_for(waiting, 5)
 
     assert bound.worker.name == "a"
+
+
+def paced(names, seconds_a_sequence):
+    """Workers whose tokens come as much slower as they generate more sequences."""
+    times = TokenTimes()
+    for name in names:
+        for sequences in (1, 2, 4, 8):
+            times.observe(name, sequences, sequences * seconds_a_sequence)
+    return times
+
+
+async def test_a_worker_whose_tokens_would_come_too_slowly_is_passed_over(make_turns, book, clock):
+    turns = make_turns(tbt_slo_s=0.25, token_times=paced("ab", 0.1))
+    with book.charged("a", tokens=1, sequences=4, expected_s=0.0) as charge:
+        charge.first_byte(clock.now)
+        book.decode_s = 60.0
+
+        bound = await ask(turns, "r", 100, [worker("a"), worker("b")], clock)
+        assert bound.worker.name == "b"
+        with pytest.raises(TooBusy, match=r"every 0\.500 s"):
+            await ask(turns, "r", 100, [worker("a")], clock)
+
+
+async def test_decodes_that_will_have_ended_by_the_end_of_the_prefill_do_not_count(
+    make_turns, book, clock
+):
+    """Mooncake, section 7: judged by the load of now, prefill and decode swing."""
+    turns = make_turns(tbt_slo_s=0.25, token_times=paced("a", 0.1))
+    with book.charged("a", tokens=1, sequences=4, expected_s=0.0) as charge:
+        charge.first_byte(clock.now)
+        book.decode_s = 2.0
+
+        with pytest.raises(TooBusy):
+            await ask(turns, "short", 100, [worker("a")], clock)
+        bound = await ask(turns, "long", 5_000, [worker("a")], clock)
+
+    assert bound.worker.name == "a"
+
+
+async def test_a_keys_own_slos_hold_instead_of_the_routers(make_turns, book, clock):
+    turns = make_turns(slo_s=0.01, tbt_slo_s=0.01, token_times=paced("a", 0.1))
+    key = Key(name="k", sha256="0" * 64, tenant="t", ttft_slo_s=10.0, tbt_slo_s=10.0)
+
+    with pytest.raises(TooBusy):
+        await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now)
+    bound = await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now, key)
+
+    assert bound.worker.name == "a"
+
+
+async def test_a_worker_that_is_drained_gets_nobody_who_waited_for_it(make_turns, book, clock):
+    drained = set()
+    turns = make_turns(is_open=lambda name: name not in drained)
+    with (
+        book.charged("a", tokens=1000, sequences=1, expected_s=1.0),
+        book.charged("b", tokens=9000, sequences=1, expected_s=9.0),
+    ):
+        waiting = ask(turns, "r", 100, [worker("a"), worker("b")], clock)
+        await asyncio.sleep(0)
+        drained.add("a")
+        clock.now += 9.0
+
+        bound = await asyncio.wait_for(waiting, 5)
+
+    assert bound.worker.name == "b"
 
 
 async def test_a_client_that_leaves_leaves_the_queue(make_turns, book, clock):

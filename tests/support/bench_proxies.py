@@ -111,7 +111,9 @@ def our_process(redis_url: str, fleet: str, work: Path) -> Iterator[Proxy]:
         yield Proxy(url, child.pid)
 
 
-async def announce_workers(urls: list[str], folder: Path, redis_url: str, fleet: str) -> None:
+async def announce_workers(
+    urls: list[str], folder: Path, redis_url: str, fleet: str, tokens_per_s: float = 1e6
+) -> None:
     """Put the engines at ``urls`` on the list of workers, on nodes n0, n1 and so on."""
     registry = WorkerRegistry(redis_url, fleet)
     for number, url in enumerate(urls):
@@ -124,7 +126,7 @@ async def announce_workers(urls: list[str], folder: Path, redis_url: str, fleet:
             namespace=asdict(NAMESPACE),
             block_bytes=1_000,
             max_model_tokens=100_000,
-            prefill_tokens_per_s=1e6,
+            prefill_tokens_per_s=tokens_per_s,
         )
         await registry.announce(record, ttl_s=3_600)
     await registry.close()

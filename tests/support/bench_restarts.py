@@ -11,7 +11,9 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -34,6 +36,8 @@ from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.redis_server import RedisServer
 
 REQUESTS = 2_000
+CLIENTS = 8
+SLOW_TOKENS_PER_S = 1e4  # else computing a prompt again could be the right choice
 WARM_UP = 200
 LATE_S = 1.0
 NODES = 2
@@ -68,7 +72,9 @@ class Nodes:
         self._announced.set()
         while not self._stop.is_set():
             with contextlib.suppress(IndexUnavailable):  # as a worker's supervisor: it tries again
-                await announce_workers(self._engines, self._folder, self._url, self._fleet)
+                await announce_workers(
+                    self._engines, self._folder, self._url, self._fleet, SLOW_TOKENS_PER_S
+                )
             await asyncio.sleep(0.2)
         for task in tasks:
             task.cancel()
@@ -102,8 +108,8 @@ def _held(folder: Path) -> list[dict[BlockHash, BlockHash]]:
     root, size = NAMESPACE.digest(SECRET), NAMESPACE.block_tokens
     held: list[dict[BlockHash, BlockHash]] = [{} for _ in range(NODES)]
     for number, body in enumerate(bodies("plain")):
-        chain = prefix_chain(read_chat(read_body(body), tokens), root, size, key)
-        held[number // 4 % NODES] |= dict(zip(chain, segment_heads(chain), strict=True))
+        blocks = prefix_chain(read_chat(read_body(body), tokens), root, size, key)
+        held[number // 4 % NODES] |= dict(zip(blocks, segment_heads(blocks), strict=True))
     return held
 
 
@@ -131,10 +137,17 @@ def measure_restarts(work: Path) -> dict[str, dict[str, dict[str, int]]]:
 
 
 def _ask(url: str, requests: int) -> list[tuple[float, bool]]:
-    """Seconds since the start and whether the decision was blind, of each request in turn."""
+    """Seconds since the start and whether the decision was blind, of each request."""
+    started = time.monotonic()
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        share = [range(first, requests, CLIENTS) for first in range(CLIENTS)]
+        return list(chain.from_iterable(clients.map(lambda n: _ask_some(url, n, started), share)))
+
+
+def _ask_some(url: str, numbers: range, started: float) -> list[tuple[float, bool]]:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    prompts, started, seen = bodies("plain"), time.monotonic(), []
-    for number in range(requests):
+    prompts, seen = bodies("plain"), []
+    for number in numbers:
         connection.request("POST", "/v1/chat/completions", prompts[number % len(prompts)])
         answer = connection.getresponse()
         answer.read()

@@ -103,9 +103,11 @@ class _Upstream(asyncio.Protocol):
 
     def _stream(self, event: int, pace_s: float) -> None:
         """Each event in a write and a turn of the loop of its own, as an engine sends them."""
+        if self._transport.is_closing():
+            return  # the client of this stream has left
         last = event == len(_FRAMES) - 1
         self._transport.write(_FRAMES[event] + (_END if last else b""))
-        if not last and not self._transport.is_closing():
+        if not last:
             asyncio.get_running_loop().call_later(pace_s, self._stream, event + 1, pace_s)
 
     def _probe(self, path: bytes, raw: bytes) -> bytes:

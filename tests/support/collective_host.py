@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from eventually import until
 from links import SECRET, soon
 from pulls import EPOCH, NAMESPACE, PoolNode, chain
 
@@ -64,7 +65,8 @@ class Host:
         self.puller = Puller(self.node.pool, self.node.segment, layout, links=links)
 
     async def run(self) -> None:
-        await self.replicator.open()
+        self.replicator.open()
+        await until(lambda: self.replicator.mode != "enforce" or self.worker.ready, 200)
         listener = await self.link.listen(self.host, self.node.segment, self.node.server)
         _say({"contact": listener.contact, "child": self.child()})
         while line := await asyncio.to_thread(sys.stdin.readline):

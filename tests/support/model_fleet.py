@@ -119,8 +119,8 @@ class ModelNode:
             joined=lambda epoch: setattr(self.server, "epoch", epoch),
             clock=clock,
         )
-        peers = PeerBook(index.members, clock=clock)
         self.puller = Puller(self.pool, self.segment, LAYOUT, links={"inproc": self.link})
+        peers = PeerBook(index.members, clock=clock)
         self.cache = NodeCache(
             self.pool,
             LAYOUT.shards,
@@ -190,6 +190,7 @@ class ModelNode:
             parent=pull.parent,
             hashes=pull.hashes,
             deadline=pull.deadline,
+            link=pull.link or None,
             others=pull.others,
         )
 

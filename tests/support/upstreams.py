@@ -135,6 +135,7 @@ class FakeEngine:
 
     async def _echo(self, request: web.Request) -> web.Response:
         self.raw.append(await request.read())
+        self.seen_headers.append(dict(request.headers))
         self.paths.append(request.path_qs)
         return web.json_response({"served_by": self.name})
 

@@ -190,3 +190,25 @@ async def test_cancelling_ends_every_source_first():
     with pytest.raises(asyncio.CancelledError):
         await running
     assert sorted(ended) == ["one", "two"]
+
+
+async def test_a_search_that_fails_ends_the_pull_and_first_every_source():
+    """It is a fault of ours; still no source may write into slots that are given back."""
+    script = Script(at_once=2)
+    ended = []
+
+    async def hang(read, assembly):
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(read.contacts["tcp"])
+
+    async def broken(others):
+        await until(lambda: script.begun)
+        raise ZeroDivisionError
+
+    script.does, script.find = {"one": hang}, broken
+
+    with pytest.raises(ZeroDivisionError):
+        await script.run()
+    assert ended == ["one"]

@@ -1,6 +1,9 @@
 """Which link a path takes, what it says of it, and when it is measured anew."""
 
+import asyncio
+
 import pytest
+from eventually import until
 from links import Rig, soon
 from pulls import LAYOUT, NAMESPACE, PoolNode, chain
 
@@ -178,3 +181,15 @@ async def test_a_probe_may_be_made_again_and_again(two_links):
         await puller.prober.probe("a", "ucx")
 
     assert puller.paths.estimates.speed("a", "ucx").pulls == 3
+
+
+async def test_probing_goes_on_by_itself_while_no_pull_moves(two_links, monkeypatch):
+    monkeypatch.setattr("prefixfleet.transfer.probe.PAUSE_S", 0.001)
+    puller, contacts, _ = two_links
+    await pull(puller, contacts)
+    probing = asyncio.create_task(puller.prober.run())
+
+    await until(lambda: puller.paths.estimates.speed("a", "ucx").pulls == 1)
+
+    probing.cancel()
+    await asyncio.gather(probing, return_exceptions=True)

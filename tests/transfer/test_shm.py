@@ -266,6 +266,7 @@ def test_a_copy_that_nobody_waits_for_ends_at_its_next_step():
     stop, target = Event(), memoryview(bytearray(MiB))
     stop.set()
 
-    _copy(some_bytes(MiB), [Range(0, MiB)], [target], stop)
+    with pytest.raises(PeerLost):
+        _copy(some_bytes(MiB), [Range(0, MiB)], [target], stop)
 
     assert target == bytes(MiB)

@@ -10,7 +10,8 @@ from links import some_bytes
 
 from prefixfleet.store.errors import PeerLost
 from prefixfleet.transfer.crew import Crew
-from prefixfleet.transfer.stream import AHEAD_BYTES, IN_THREAD_BYTES, Stream, tune
+from prefixfleet.transfer.dial import tune
+from prefixfleet.transfer.stream import AHEAD_BYTES, IN_THREAD_BYTES, Stream
 
 
 @contextlib.asynccontextmanager

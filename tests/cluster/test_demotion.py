@@ -1,0 +1,113 @@
+"""What is worth a write when the disk is full: the fleet's last copy of what was used."""
+
+import mmap
+
+import pytest
+
+from prefixfleet.cluster.demotion import Demotion
+from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.slot import SlotLayout, seal
+from prefixfleet.store.slot_files import SlotFiles
+from prefixfleet.store.ssd import SsdTier, WearBudget
+
+NAMESPACE = b"n" * 16
+LAYOUT = SlotLayout(payload_bytes=4000)
+SLOTS = 12
+DISK_SLOTS = 4
+USED, UNUSED = ([bytes([n + i]) * 16 for i in range(3)] for n in (1, 100))
+
+
+class World:
+    """A pool with its bytes over a disk of four slots."""
+
+    def __init__(self, tier, clock):
+        self.pool = SlotPool(SLOTS, LruOrder(), clock)
+        self.memory = memoryview(mmap.mmap(-1, SLOTS * LAYOUT.slot_bytes))
+        self.tier = tier
+        self.demotion = Demotion(self.pool, tier, self.slot, clock)
+
+    def slot(self, number):
+        return self.memory[number * LAYOUT.slot_bytes : (number + 1) * LAYOUT.slot_bytes]
+
+    def put(self, chain):
+        with self.pool.reserve(b"", chain) as reservation:
+            for block, slot in zip(chain, reservation.slots, strict=True):
+                seal(self.slot(slot), LAYOUT, NAMESPACE, block)
+                reservation.commit(block)
+
+    async def evict(self, count, elsewhere=()):
+        victims = self.pool.choose_victims(count)
+        await self.demotion.keep(victims, set(elsewhere))
+        self.pool.free(victims)
+
+    async def fill_disk(self):
+        """With blocks that nobody used: there is no room left for another."""
+        old = [bytes([200 + i]) * 16 for i in range(DISK_SLOTS)]
+        self.put(old)
+        await self.evict(DISK_SLOTS)
+        assert self.tier.match(old) == DISK_SLOTS
+
+
+@pytest.fixture
+async def world(tmp_path, clock):
+    async def leaving(hashes):
+        """Nobody else is told here."""
+
+    tier = SsdTier(
+        SlotFiles(tmp_path, LAYOUT, NAMESPACE, DISK_SLOTS),
+        NAMESPACE,
+        LruOrder(),
+        budget=WearBudget(None, clock),
+        leaving=leaving,
+        clock=clock,
+    )
+    await tier.open()
+    world = World(tier, clock)
+    yield world
+    world.pool.check()
+    tier.check()
+    assert world.pool.counts().pinned == 0
+    await tier.close()
+
+
+async def test_while_there_is_room_everything_is_kept(world):
+    world.put(UNUSED)
+
+    await world.evict(3)
+
+    assert world.tier.match(UNUSED) == 3
+
+
+async def test_a_full_disk_takes_what_was_used_and_nothing_else(world):
+    await world.fill_disk()
+    world.put(UNUSED)
+    world.put(USED)
+    world.pool.observe(USED)
+
+    await world.evict(6)
+
+    assert (world.tier.match(USED), world.tier.match(UNUSED)) == (3, 0)
+    assert world.demotion.not_worth == 3
+
+
+async def test_a_full_disk_is_not_written_for_what_another_node_holds(world):
+    await world.fill_disk()
+    world.put(USED)
+    world.pool.observe(USED)
+
+    await world.evict(3, elsewhere=USED)
+
+    assert world.tier.match(USED) == 0
+
+
+async def test_what_lies_before_a_last_copy_is_written_with_it(world):
+    """Only the end of the chain leaves memory; on disk it would be of no use alone."""
+    await world.fill_disk()
+    world.put(USED)
+    world.pool.observe(USED)
+
+    await world.evict(1, elsewhere=USED[:2])
+
+    assert world.tier.match(USED) == 3
+    assert world.pool.match(USED) == 2

@@ -9,7 +9,10 @@ import re
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.redis_functions import SCHEMA_VERSION
 
-CALLED = ("FCALL", "FCALL_RO", "FUNCTION|LOAD", "INFO", "HMGET", "HSCAN", "SSCAN", "XREAD")
+CALLED = (
+    "FCALL", "FCALL_RO", "FUNCTION|LOAD", "INFO", "HDEL", "HGETALL", "HMGET", "HSCAN", "HSET",
+    "SSCAN", "XREAD",
+)  # fmt: skip
 """By our clients."""
 CALLED_INSIDE = (
     "DEL", "EXISTS", "EXPIRE", "HDEL", "HGET", "HGETALL", "HINCRBY", "HLEN", "HMGET", "HSCAN",

@@ -26,9 +26,9 @@ from invariants import (
 from model_fleet import Holding, LossyIndex, ModelNode, chain_of
 from virtual_time import virtual_time
 
-from prefixfleet.cluster.node_cache import NodeCache
+from prefixfleet.cluster.evictions import Evictions
 from prefixfleet.store.records import PullPlan
-from prefixfleet.transfer import pull
+from prefixfleet.transfer import proof
 from prefixfleet.transfer.inproc import Faults, InprocNetwork
 
 NAMES = "abc"
@@ -252,13 +252,13 @@ def look_often(machine):
         machine.rules_hold()
 
 
-async def free_before_withdrawing(cache, victims):
-    cache.pool.free(victims)
-    await cache._announcer.withdraw(victims.hashes)
+async def free_before_withdrawing(evictions, victims, spoiled):
+    evictions._pool.free(victims)
+    await evictions._announcer.withdraw(victims.hashes)
 
 
 def test_the_rules_notice_a_slot_that_is_given_away_before_it_is_withdrawn(monkeypatch):
-    monkeypatch.setattr(NodeCache, "_withdraw_and_free", free_before_withdrawing)
+    monkeypatch.setattr(Evictions, "_let_leave", free_before_withdrawing)
     machine = FleetMachine()
     machine.write("a", "xyxyxyx", "commit")
     machine.wait(1.1)
@@ -270,7 +270,7 @@ def test_the_rules_notice_a_slot_that_is_given_away_before_it_is_withdrawn(monke
 
 
 def test_the_rules_notice_a_puller_that_proves_nothing(monkeypatch):
-    monkeypatch.setattr(pull, "verify", lambda *_: None)
+    monkeypatch.setattr(proof, "verify", lambda *_: None)
     machine = FleetMachine()
     machine.write("a", "xyxyxyx", "commit")
     machine.wait(1.1)

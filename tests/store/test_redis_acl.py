@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from eventually import until
 from indexes import chain_of, node_record, segments
 from redis_servers import index_at
 from upstreams import NAMESPACE
@@ -36,7 +37,7 @@ def user_url(own_server, admin):
 
 async def do_everything(url):
     """Every call of index and registry, lives that end in every way, and sweeps."""
-    async with index_at(url, lease_s=0.3) as mortal, index_at(url) as index:
+    async with index_at(url, lease_s=5) as mortal, index_at(url) as index:
         await index.prepare()
         a, b = await index.join(node_record("a")), await index.join(node_record("b"))
         gone = await mortal.join(node_record("c"))
@@ -50,7 +51,11 @@ async def do_everything(url):
             assert (await anext(index.follow(snapshot.cursor))).kind == "withdraw"
         await index.join(node_record("b"))
         await index.leave(a)
-        await asyncio.sleep(0.5)
+
+        async def ended():
+            return all(member.node != "c" for member, _ in await index.members())
+
+        await until(ended)
         for _ in range(20):
             b = await index.join(node_record("b"))
             await index.renew(b, node_record("b"))

@@ -210,15 +210,19 @@ class Channel:
 
     async def _beat(self) -> None:
         """Ask for a sign of life whenever the peer is silent; fail when none comes."""
+        slept_at = self._stream.heard_at  # this task may start late
         while self._error is None:
             await asyncio.sleep(self._heartbeat_s)
-            silent_s = time.monotonic() - self._stream.heard_at
-            if silent_s > SILENCE_BEATS * self._heartbeat_s:
+            now = time.monotonic()
+            stalled = now - slept_at > 2 * self._heartbeat_s  # we were: the peer may have spoken
+            silent_s = now - self._stream.heard_at
+            if silent_s > SILENCE_BEATS * self._heartbeat_s and not stalled:
                 self.fail(PeerLost(f"{self.node}: silent for {silent_s:.1f} s"))
             elif silent_s >= self._heartbeat_s / 2:
                 with contextlib.suppress(PullFailed, TimeoutError):  # `_receive` sees it too
                     async with asyncio.timeout(SILENCE_BEATS * self._heartbeat_s):
                         await self._stream.send(wire.frame_header(Kind.PING))
+            slept_at = time.monotonic()
 
 
 async def _introduce(stream: Stream, hello: wire.Hello, secret: bytes) -> tuple[str, bytes]:

@@ -1,6 +1,7 @@
 """What a caller does with listeners that do not keep to the protocol."""
 
 import asyncio
+import time
 
 import pytest
 from hostile import Raw, raw_listener, welcome
@@ -9,7 +10,7 @@ from links import SECRET, soon
 from prefixfleet.store.errors import DeadlineExceeded, PeerLost, PeerRefused, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.auth import Handshake
-from prefixfleet.transfer.channel import Channel, cut
+from prefixfleet.transfer.channel import SILENCE_BEATS, Channel, cut
 from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.wire import Kind
 
@@ -206,6 +207,30 @@ async def test_a_silent_peer_is_lost_although_the_connection_stands():
 
         with pytest.raises(PeerLost, match="silent"):
             await channel.ask(b"?", deadline=soon())
+        await channel.close()
+
+
+async def test_a_stall_of_our_own_is_not_taken_for_the_peers_silence():
+    """A busy host stops the whole loop: what the peer said meanwhile was not read yet."""
+    answered = asyncio.Event()
+
+    async def behave(raw):
+        await welcome(raw)
+        while True:
+            header, _ = await raw.receive()
+            if header.kind == Kind.PING:
+                await raw.send(Kind.PONG)
+                answered.set()
+
+    async with raw_listener(behave) as contact:
+        channel = await open_channel(contact, heartbeat_s=0.05)
+        for _ in range(3):
+            time.sleep(2 * SILENCE_BEATS * 0.05)  # noqa: ASYNC251 - the stall
+            answered.clear()
+            async with asyncio.timeout(20):
+                await answered.wait()
+
+            assert not channel.broken
         await channel.close()
 
 

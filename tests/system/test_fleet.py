@@ -113,6 +113,23 @@ def test_status_shows_nodes_workers_and_blocks(fleet, client, environ):
     assert "node-0" in table.stdout
 
 
+def test_the_simulator_tells_what_this_fleet_does(fleet):
+    """The same requests through both: as many tokens found, and the same order of seconds."""
+    bench = Path(__file__).parents[1] / "bench" / "simulated.py"
+    sizes = ["--conversations", "3", "--turns", "3", "--pause", "5"]
+
+    run = subprocess.run(
+        [sys.executable, str(bench), "--endpoint", fleet.endpoint, *sizes],
+        capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+    assert run.returncode == 0, run.stderr
+    found = json.loads(run.stdout.splitlines()[-1])
+    assert abs(found["simulated_hit_rate"] - found["live_hit_rate"]) < 0.25
+    assert found["live_warm_ttft_s"] < found["live_cold_ttft_s"]
+    assert found["simulated_warm_ttft_s"] < found["live_cold_ttft_s"]
+
+
 def test_a_router_and_a_redis_that_die_are_started_again(fleet, client, environ):
     _, before = ask(client, "What is it?")
     for name in ("prefixfleet.router", "valkey"):
@@ -141,6 +158,7 @@ def test_engines_are_exchanged_one_by_one_and_no_client_notices(fleet, client, e
                 answers.append(ask(client, "What is it?")[1].choices[0].message.content)
             except openai.APIError as error:
                 errors.append(repr(error))
+            stop.wait(1.0)  # an engine that starts needs the cores too
 
     asking = threading.Thread(target=keep_asking)
     asking.start()

@@ -1,6 +1,7 @@
 """`ray up` with the cluster file we ship, on hosts made of namespaces: up, in use, cut, down."""
 
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import netns
@@ -32,6 +33,8 @@ DRAIN_AND_UPDATE = (
     "prefixfleet drain worker1 --wait 60; prefixfleet resume worker1;"
     "prefixfleet update --set PREFIXFLEET_WORKER_MAX_MODEL_TOKENS=2048 --wait 360"
 )
+PAUSE_S = 3.0
+"""Between requests: the engines share the cores, and one that starts needs them too."""
 PROMPT = "The quick brown fox jumps over the lazy dog, and then it sleeps. " * 60
 
 
@@ -130,6 +133,7 @@ def test_a_fleet_serves_across_hosts_while_one_is_cut_off_and_comes_back(tmp_pat
             meanwhile = []
             while not updating.done():
                 meanwhile.append(_complete(network))
+                time.sleep(PAUSE_S)
             updated = updating.result()
         models = ask(network["operator"], "/v1/models").json()["data"]
         down = _down(network)

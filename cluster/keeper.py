@@ -76,7 +76,7 @@ class Keeper:
         self._groups.hold(engine_hosts(wanted), self._wish)
         for actor, place in wanted.items():
             if actor not in self._starting and not self._groups.is_busy(place.node):
-                wished = updated(place, self._wish) if not self._wish.failed else place
+                wished = updated(place, self._wish)
                 self._starting[actor] = asyncio.create_task(_bring_up(wished))
 
     def _cancel(self, actor: str) -> None:

@@ -108,7 +108,7 @@ class LocalGroups:
             ConfigError: why the new one did not start.
         """
         before = self._running[node]
-        after = replace(before, rollout=wish.rollout, changes={**before.changes, **wish.environ})
+        after = replace(before, rollout=wish.rollout, changes=wish.environ)
         try:
             await self._exchange(after, daemon=daemon)
         except ConfigError:

@@ -84,7 +84,8 @@ def update(options: argparse.Namespace) -> int:
 
     def change(wish: FleetWish, _: Sequence[WorkerRecord]) -> FleetWish:
         environ = {**wish.environ, **settings}
-        return replace(wish, rollout=wish.rollout + 1, environ=environ, failed="")
+        rollout = wish.rollout + 1
+        return replace(wish, rollout=rollout, environ=environ, undo=wish.environ, failed="")
 
     async def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
         return all(w.rollout >= wish.rollout for w in workers)

@@ -166,9 +166,12 @@ class Rollout:
         why = f"{step.verb} {step.node}: {error}".strip()
         log.error("%s", why)
         count = len(self._groups.groups())
-        await self._registry.change_wish(
-            lambda wish: replace(wish, failed=why, nodes=count, most=0)  # else it would try again
-        )
+
+        def given_up(wish: FleetWish) -> FleetWish:
+            environ = wish.undo if step.verb == "replace" else wish.environ  # not in the next one
+            return replace(wish, failed=why, nodes=count, most=0, environ=environ)
+
+        await self._registry.change_wish(given_up)
 
     def _say_once(self, what: str) -> None:
         if what != self._unreadable:

@@ -118,9 +118,10 @@ class FleetWish(_Record):
     ``draining`` names workers, nodes and hosts' addresses that shall get no new requests.
     ``nodes`` is how many nodes shall run engines (0: as many as were started). ``rollout`` counts
     updates: every worker that was started by an earlier one is to be replaced, one after the
-    other, with ``environ`` over the settings it had. ``failed`` says why an update went no
-    further; empty while it may. With ``most`` above 0 the fleet itself moves ``nodes`` between
-    ``least`` and ``most``, so that a request waits about ``wait_s`` seconds for an engine.
+    other, with ``environ`` over the settings of the fleet's start. ``failed`` says why an update
+    went no further; empty while it may. ``undo`` is ``environ`` as it was before, to go back to.
+    With ``most`` above 0 the fleet itself moves ``nodes`` between ``least`` and ``most``, so that
+    a request waits about ``wait_s`` seconds for an engine.
     """
 
     draining: tuple[str, ...] = ()
@@ -130,6 +131,7 @@ class FleetWish(_Record):
     wait_s: Seconds = 0.0
     rollout: Count = 0
     environ: dict[str, str] = field(default_factory=dict)
+    undo: dict[str, str] = field(default_factory=dict)
     failed: str = ""
 
 

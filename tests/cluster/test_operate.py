@@ -198,6 +198,7 @@ def test_an_update_counts_up_and_keeps_the_name_that_clients_ask_for(run, announ
         "PREFIXFLEET_WORKER_MODEL": str(model),
         "PREFIXFLEET_WORKER_SERVED_NAME": "m",
     }
+    assert wish.undo == {"PREFIXFLEET_WORKER_MAX_MODEL_TOKENS": "64"}
 
 
 def test_an_update_waits_until_every_worker_has_it(run, announce):

@@ -192,6 +192,17 @@ async def test_what_fails_is_written_down_and_not_tried_again(registry, board, v
     assert groups.done == []
 
 
+async def test_the_settings_of_a_failed_update_are_not_in_the_next_one(registry, board):
+    groups = Recorded(registry, breaks=("replace",))
+    await groups.announce()
+    good = {"PREFIXFLEET_WORKER_DRAIN_S": "1"}
+    await wish_for(registry, rollout=2, environ=good | {"X": "bad"}, undo=good)
+
+    await Rollout(groups, registry, board).look()
+
+    assert (await registry.wish()).environ == good
+
+
 async def test_a_wish_of_another_version_stops_nothing_and_is_said_once(
     registry, board, redis_url, fleet, caplog
 ):

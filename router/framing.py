@@ -12,7 +12,9 @@ from multidict import CIMultiDict
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 4 * 1024
-_STATUS = re.compile("[1-9][0-9]{2}", re.ASCII)
+_STATUS = re.compile("[1-5][0-9]{2}", re.ASCII)
+_NAME = re.compile(r'[^\x00-\x20\x7f()<>@,;:\\"/\[\]?={}]+')  # RFC 9110's tokens, and other letters
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
@@ -53,7 +55,7 @@ def parse_head(raw: bytes) -> Head:
     headers: CIMultiDict[str] = CIMultiDict()
     for line in lines[1:]:
         name, colon, value = line.partition(":")
-        if not colon or not name or name != name.strip():
+        if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
             raise BadFraming(f"header {line!r:.80}")
         headers.add(name, value.strip())
     options = headers.get("Connection", "").lower()

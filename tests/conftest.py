@@ -1,9 +1,16 @@
 """Fixtures that more than one folder of tests uses."""
 
-import hypothesis  # noqa: F401 - its plugin would import it deep in a hook, where CPython 3.11 fails
+import os
+
+import hypothesis  # its plugin would import it deep in a hook, where CPython 3.11 fails
 import pytest
 from clocks import ManualClock
 from redis_servers import new_fleet, running_server
+
+# The same examples in every run: a test that passed does not fail by luck later. `make fuzz` draws.
+hypothesis.settings.register_profile("same", derandomize=True)
+if "FUZZ_EXAMPLES" not in os.environ:
+    hypothesis.settings.load_profile("same")
 
 
 @pytest.fixture

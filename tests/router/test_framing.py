@@ -130,6 +130,12 @@ def test_whether_a_connection_is_kept(head, kept):
         b"HTTP/1.1 200 OK\r\n: empty",
         b"HTTP/1.1 200 OK\r\n folded: x",
         b"HTTP/1.1 200 OK\r\nspace : x",
+        b"HTTP/1.1 200 OK\r\nna\x00me: x",
+        b"HTTP/1.1 200 OK\r\nna(me: x",
+        b"HTTP/1.1 200 OK\r\nname: a\x14b",
+        b"HTTP/1.1 200 OK\r\nname: a\nb",
+        b"HTTP/1.1 200 OK\r\nname: \x7f",
+        b"HTTP/1.1 600 What",
     ],
 )
 def test_bad_heads_are_refused(head):

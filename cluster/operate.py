@@ -81,6 +81,7 @@ def scale(options: argparse.Namespace) -> int:
 def update(options: argparse.Namespace) -> int:
     """Exchange all engines, one by one, for engines with other settings."""
     settings = _settings(options)
+    expected: set[str] = set()
 
     def change(wish: FleetWish, _: Sequence[WorkerRecord]) -> FleetWish:
         environ = {**wish.environ, **settings}
@@ -88,9 +89,10 @@ def update(options: argparse.Namespace) -> int:
         return replace(wish, rollout=rollout, environ=environ, undo=wish.environ, failed="")
 
     async def done(wish: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
-        return all(w.rollout >= wish.rollout for w in workers)
+        return expected <= {w.worker for w in workers if w.rollout >= wish.rollout}
 
     def check(workers: Sequence[WorkerRecord]) -> None:
+        expected.update(w.worker for w in workers)
         _check_update(options, settings, workers)
 
     return asyncio.run(_change(options, change, done, check))

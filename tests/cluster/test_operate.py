@@ -211,6 +211,23 @@ def test_an_update_waits_until_every_worker_has_it(run, announce):
     assert "a ready, rollout 1" in said
 
 
+def test_an_update_is_not_done_while_a_worker_is_away(run, announce, told, monkeypatch):
+    """It is being exchanged just now; the others have the update already."""
+    announce(("a", {"rollout": 1}), ("b", {"rollout": 0}))
+    changed = WorkerRegistry.change_wish
+
+    async def and_leave(registry, change):
+        await registry.withdraw("b")
+        return await changed(registry, change)
+
+    monkeypatch.setattr(operate.WorkerRegistry, "change_wish", and_leave)
+
+    code, said = run("update", "--set", "PREFIXFLEET_WORKER_DRAIN_S=1", "--wait", "0.1")
+
+    assert code == 2
+    assert "not done within 0.1 s" in said
+
+
 def test_an_update_that_the_fleet_gave_up_is_an_error_with_its_reason(
     run, announce, told, monkeypatch
 ):

@@ -139,7 +139,7 @@ def test_down_cleans_up_after_a_supervisor_that_died(home, tmp_path, capsys):
     )
 
     assert run("down") == 0
-    assert left.wait(10) != 0
+    assert left.wait(60) != 0
     assert not runtime.exists()
     assert home.read() is None
 

@@ -162,7 +162,7 @@ def test_blocks_that_the_engine_takes_back_from_a_save_never_reach_the_pool(
     reading, go_on = hold_first_read(monkeypatch)
     rig.add("a", prompt, 4)
     rig.step()
-    assert reading.wait(10)
+    assert reading.wait(60)
 
     rig.scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts
     output = rig.schedule()
@@ -186,7 +186,7 @@ def hold_first_read(monkeypatch):
     def slow(self, *arguments):
         if not reading.is_set():
             reading.set()
-            go_on.wait(10)
+            go_on.wait(60)
         read(self, *arguments)
 
     monkeypatch.setattr(PagedKv, "read", slow)

@@ -18,6 +18,7 @@ import numpy as np
 from prefixfleet.store.errors import PeerLost, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
+from prefixfleet.transfer.asking import AskingPeer
 from prefixfleet.transfer.channel import Channel, cut
 from prefixfleet.transfer.link import Deadline, Range, Service, check_lengths
 from prefixfleet.transfer.session import Served
@@ -40,7 +41,7 @@ class _Mapped:
         self.users = 0
 
 
-class ShmPeer:
+class ShmPeer(AskingPeer):
     """Fulfils `Peer`. Owned by the event loop that connected it."""
 
     lanes = "shm"
@@ -48,26 +49,12 @@ class ShmPeer:
     def __init__(
         self, channel: Channel, link: "ShmLink", file: SharedFile, segment: memoryview
     ) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._link = link
         self._file = file
         self._segment = segment
         self._stop = threading.Event()
         self._copies: set[Future[None]] = set()
-
-    @property
-    def node(self) -> str:
-        """See `Peer`."""
-        return self._channel.node
-
-    @property
-    def broken(self) -> bool:
-        """See `Peer`."""
-        return self._channel.broken
-
-    async def ask(self, question: bytes, *, deadline: Deadline) -> bytes:
-        """See `Peer`."""
-        return await self._channel.ask(question, deadline=deadline)
 
     async def read(
         self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline

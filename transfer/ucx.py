@@ -18,6 +18,7 @@ import msgspec
 from prefixfleet.store.errors import ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
+from prefixfleet.transfer.asking import AskingPeer
 from prefixfleet.transfer.channel import Channel
 from prefixfleet.transfer.choice import has_rdma
 from prefixfleet.transfer.deadline import until
@@ -41,31 +42,17 @@ class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     length: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class UcxPeer:
+class UcxPeer(AskingPeer):
     """Fulfils `Peer`. Owned by the event loop that connected it."""
 
     def __init__(
         self, channel: Channel, thread: UcxThread, remote: Remote, memory: _Memory
     ) -> None:
         self.lanes = f"ucx:{remote.transports}"
-        self._channel = channel
+        super().__init__(channel)
         self._thread = thread
         self._remote = remote
         self._memory = memory
-
-    @property
-    def node(self) -> str:
-        """See `Peer`."""
-        return self._channel.node
-
-    @property
-    def broken(self) -> bool:
-        """See `Peer`."""
-        return self._channel.broken
-
-    async def ask(self, question: bytes, *, deadline: Deadline) -> bytes:
-        """See `Peer`."""
-        return await self._channel.ask(question, deadline=deadline)
 
     async def read(
         self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline

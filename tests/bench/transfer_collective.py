@@ -27,7 +27,7 @@ class Node:
 
     def __init__(self, host):
         self.name = host.name
-        words = [sys.executable, SCRIPT, host.name, "enforce", host.address, "/root/pool"]
+        words = [sys.executable, SCRIPT, host.name, "enforce", host.address, "/tmp/pool"]
         self._process = host.talk(*words, str(BLOCKS), str(BLOCK_BYTES), str(STALL_S))
 
     def hear(self):

@@ -165,8 +165,7 @@ async def test_a_hint_that_was_fulfilled_before_the_question_is_used_too(world):
     put(world.pool, 1)
     world.go.set()
     world.claims.start_early(CHAIN[:6], plan())
-    await asyncio.sleep(0.01)
-    assert world.pinned() == 6
+    await until(lambda: world.pinned() == 6)
 
     prepared = await world.claim(plan=plan())
 

@@ -11,7 +11,7 @@ import json
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import aiohttp
 
@@ -31,6 +31,8 @@ AT_ONCE = 4
 """Chains on their way together: more would only share the same link."""
 LOOK_S = 0.1
 POST_S = 5.0
+HANDOVER_S = 30.0
+"""The longest a node that goes for good gives blocks away."""
 MAX_WITHIN_S = 600.0
 HANDOVER_PATH = "/handover"
 """Of a node's HTTP: ``POST`` with `encode_request`, signed as a prefetch is."""
@@ -139,11 +141,6 @@ async def ask_handover(url: str, key: bytes, within_s: float) -> HandedOver | No
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError) as error:
         log.warning("blocks of %s are not handed over: %r", url, error)
         return None
-
-
-def answer_of(done: HandedOver) -> dict[str, int]:
-    """The answer to a request."""
-    return asdict(done)
 
 
 async def _last_copies(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prefixfleet.cluster.engine_command import cores_for, usable_cores
-from prefixfleet.cluster.handover import ask_handover
+from prefixfleet.cluster.handover import HANDOVER_S, ask_handover
 from prefixfleet.cluster.rollout import Group
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.prefetch import prefetch_key
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PREFIX = "PREFIXFLEET_WORKER_"
-HANDOVER_S = 30.0
-"""The longest a node that goes for good gives blocks away."""
 
 
 @dataclass(frozen=True, slots=True)

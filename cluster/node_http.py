@@ -4,11 +4,12 @@ Reads what the daemon knows and starts what a signed hint asks for; decides noth
 """
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
-from prefixfleet.cluster.handover import HANDOVER_PATH, HandedOver, answer_of, open_request
+from prefixfleet.cluster.handover import HANDOVER_PATH, HandedOver, open_request
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError, Overloaded, PeerRefused, ProtocolError
 from prefixfleet.store.keep import KEEP_PATH, Keep, keep_key, open_keep
@@ -106,7 +107,7 @@ class NodeHttp:
             return _refusal(403, error)
         except ProtocolError as error:
             return _refusal(400, error)
-        return web.json_response(answer_of(await self._hand_over(within_s)))
+        return web.json_response(asdict(await self._hand_over(within_s)))
 
     async def _post_keep(self, request: web.Request) -> web.Response:
         signature = request.headers.get(SIGNATURE_HEADER, "")

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayActorError, RayTaskError
 
-from prefixfleet.cluster.handover import ask_handover
+from prefixfleet.cluster.handover import HANDOVER_S, ask_handover
 from prefixfleet.cluster.placed import actor_of, forget, stop
 from prefixfleet.cluster.placement import ENGINES, Place, updated
 from prefixfleet.cluster.rollout import Group
 from prefixfleet.store.errors import ConfigError, FleetError
 from prefixfleet.store.records import FleetWish, WorkerRecord
-
-HANDOVER_S = 30.0
 
 log = logging.getLogger(__name__)
 

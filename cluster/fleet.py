@@ -147,7 +147,7 @@ class RayFleet:
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             self._init_ray()
-        except Exception as error:  # noqa: BLE001 - Ray raises nothing narrower
+        except Exception as error:
             raise ConfigError(
                 f"Ray did not start: {error}; a machine that is busy otherwise may need another try"
             ) from error

@@ -9,26 +9,38 @@ import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from prefixfleet.cluster.pool_host import Kind
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.encryption import open_slot_files, read_key
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import LruOrder
-from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import SsdTier, WearBudget
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """Where a node's disk tier lies; ``key`` is None when its blocks are not encrypted."""
+
+    folder: Path
+    key: bytes | None = field(repr=False)
+
+
 @contextlib.contextmanager
-def disk_folder(settings: NodeSettings) -> Iterator[Path | None]:
-    """This node's own folder in ``ssd_path``, held for as long as the context; None without one.
+def held_disk(settings: NodeSettings) -> Iterator[Disk | None]:
+    """This node's own folder in ``ssd_path``, held for as long as the context, and the key of its
+    blocks; None without a disk tier.
 
     Raises:
-        ConfigError: it cannot be made or written, or another daemon holds it.
+        ConfigError: the folder cannot be made or written, or another daemon holds it, or
+            see `disk_key`.
     """
+    key = disk_key(settings)
     if settings.ssd_path is None:
         yield None
         return
@@ -43,7 +55,7 @@ def disk_folder(settings: NodeSettings) -> Iterator[Path | None]:
         ) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield folder
+        yield Disk(folder, key)
     except BlockingIOError as error:
         raise ConfigError(
             f"another daemon uses {folder}; set PREFIXFLEET_NODE_NAME or "
@@ -53,8 +65,24 @@ def disk_folder(settings: NodeSettings) -> Iterator[Path | None]:
         os.close(fd)
 
 
+def disk_key(settings: NodeSettings) -> bytes | None:
+    """The key that blocks on disk are encrypted with; None: they lie there as they are.
+
+    Raises:
+        ConfigError: it cannot be had, or there is no disk tier to use it.
+    """
+    if settings.ssd_key_file is None:
+        return None
+    if settings.ssd_path is None:
+        raise ConfigError(
+            "PREFIXFLEET_NODE_SSD_KEY_FILE is set and PREFIXFLEET_NODE_SSD_PATH is not: there is "
+            "no disk tier to encrypt; set both or none"
+        )
+    return read_key(settings.ssd_key_file)
+
+
 async def open_tier(
-    folder: Path,
+    disk: Disk,
     settings: NodeSettings,
     kind: Kind,
     leaving: Callable[[Sequence[BlockHash]], Awaitable[None]],
@@ -64,14 +92,14 @@ async def open_tier(
     Raises:
         ConfigError: the folder's files cannot be read or written, or not one block fits.
     """
-    slots = settings.ssd_bytes // kind.layout.slot_bytes
-    if slots < 1:
+    files = open_slot_files(disk.folder, kind.layout, kind.digest, settings.ssd_bytes, disk.key)
+    if files.num_slots < 1:
         raise ConfigError(
             f"a block of this engine takes {kind.layout.slot_bytes} bytes, the disk tier has "
             f"{settings.ssd_bytes}; set PREFIXFLEET_NODE_SSD_BYTES higher"
         )
     tier = SsdTier(
-        SlotFiles(folder, kind.layout, kind.digest, slots),
+        files,
         kind.digest,
         LruOrder(),
         budget=WearBudget(settings.ssd_write_bytes_per_day or None, time.monotonic),
@@ -79,5 +107,6 @@ async def open_tier(
         clock=time.monotonic,
     )
     found = await tier.open()
-    log.info("disk tier of %d slots, %d blocks of an earlier life", slots, found)
+    how = "encrypted" if disk.key else "not encrypted"
+    log.info("disk tier of %d slots, %s, %d blocks of an earlier life", files.num_slots, how, found)
     return tier

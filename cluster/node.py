@@ -12,11 +12,10 @@ import os
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
-from prefixfleet.cluster.disk import disk_folder, open_tier
+from prefixfleet.cluster.disk import Disk, held_disk, open_tier
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
 from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
@@ -65,7 +64,7 @@ class NodeDaemon:
         self._index = index
         self._links = links
         self._pool: _OpenPool | None = None
-        self._disk: Path | None = None
+        self._disk: Disk | None = None
         self._disk_fault = ""
         self._opening = asyncio.Lock()
         self._loops: list[asyncio.Task[None]] = []
@@ -94,7 +93,7 @@ class NodeDaemon:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._stack.enter_context(_only_daemon(self.settings))
-            self._disk = self._stack.enter_context(disk_folder(self.settings))
+            self._disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
             self._stack.push_async_callback(self._close_pool)
@@ -296,7 +295,8 @@ class NodeDaemon:
         if self._pool is None or wish.namespace != self._pool.host.kind.digest:
             raise ProtocolError("keep: no engine of this namespace on this node")
         retention = self._pool.cache.retention
-        return {"covered": retention.keep(wish.chain, wish.ttl_s)} | retention.stats()
+        covered = retention.keep(wish.chain, wish.ttl_s, wish.priority)
+        return {"covered": covered} | retention.stats()
 
     def _joined(self, epoch: int) -> None:
         if self._pool is not None:

@@ -4,15 +4,14 @@ A slot becomes nonce, ciphertext and tag, one page longer than before. The nonce
 with each write (safe for 2^32 writes of one key: exabytes). The tag covers the slot's number, so
 that ciphertexts cannot change places; an older one of the same slot fails `slot.verify` as another
 block. Not hidden: how many blocks there are, and the tables' hashes, which are keyed by the cluster
-secret and tell nothing of the tokens. Keys are named by reference and appear in no message.
+secret and tell nothing of the tokens. A key lies in a file and appears in no message.
 """
 
 import errno
 import hashlib
 import mmap
-import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
@@ -28,22 +27,16 @@ NONCE_BYTES = 12
 TAG_BYTES = 16
 
 
-def read_key(reference: str, environ: Mapping[str, str] = os.environ) -> bytes:
-    """The key that ``file:/path`` or ``env:NAME`` names: 64 hex digits, or in a file 32 raw bytes.
+def read_key(path: Path) -> bytes:
+    """The key in the file at ``path``: 64 hex digits, or 32 raw bytes.
 
     Raises:
         ConfigError: it cannot be read or is none; says where, never what.
     """
-    kind, _, where = reference.partition(":")
-    if kind == "file" and where:
-        try:
-            raw = Path(where).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"disk key, {reference}: {error.strerror or error}") from error
-    elif kind == "env" and where:
-        raw = environ.get(where, "").encode()
-    else:
-        raise ConfigError("disk key: expected file:/path or env:NAME, not the key itself")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"disk key, {path}: {error.strerror or error}") from error
     if len(raw) == KEY_BYTES:
         return raw
     try:
@@ -52,23 +45,21 @@ def read_key(reference: str, environ: Mapping[str, str] = os.environ) -> bytes:
         key = b""
     if len(key) != KEY_BYTES:
         raise ConfigError(
-            f"disk key, {kind}:{where}: got {len(raw)} bytes, expected {2 * KEY_BYTES} hex digits; "
+            f"disk key, {path}: got {len(raw)} bytes, expected {2 * KEY_BYTES} hex digits; "
             "make one with: openssl rand -hex 32"
         )
     return key
 
 
 def open_slot_files(
-    folder: Path, layout: SlotLayout, namespace: bytes, num_slots: int, key_reference: str = ""
+    folder: Path, layout: SlotLayout, namespace: bytes, room_bytes: int, key: bytes | None
 ) -> BlockFiles:
-    """Files for the disk tier, encrypted if a key is named. Does no I/O but reading the key.
-
-    Raises:
-        ConfigError: see `read_key`.
-    """
-    if not key_reference:
-        return SlotFiles(folder, layout, namespace, num_slots)
-    return EncryptedSlotFiles(folder, layout, namespace, num_slots, read_key(key_reference))
+    """Files for the disk tier, of as many slots as ``room_bytes`` hold, encrypted if there is a
+    ``key``. Does no I/O."""
+    if key is None:
+        return SlotFiles(folder, layout, namespace, room_bytes // layout.slot_bytes)
+    slots = room_bytes // _around(layout).slot_bytes
+    return EncryptedSlotFiles(folder, layout, namespace, slots, key)
 
 
 class EncryptedSlotFiles:
@@ -86,7 +77,7 @@ class EncryptedSlotFiles:
         ).digest()
         self._cipher = AESGCM(derived)
         self._size = NONCE_BYTES + layout.slot_bytes + TAG_BYTES
-        self._files = SlotFiles(folder, SlotLayout(payload_bytes=self._size), mark, num_slots)
+        self._files = SlotFiles(folder, _around(layout), mark, num_slots)
 
     @property
     def direct(self) -> bool:
@@ -131,6 +122,11 @@ class EncryptedSlotFiles:
     def _buffer(self) -> memoryview:
         """Page-aligned memory for direct I/O."""
         return memoryview(mmap.mmap(-1, self._files.layout.slot_bytes))
+
+
+def _around(layout: SlotLayout) -> SlotLayout:
+    """What a slot of ``layout`` is on the disk."""
+    return SlotLayout(payload_bytes=NONCE_BYTES + layout.slot_bytes + TAG_BYTES)
 
 
 def _place(slot: int) -> bytes:

@@ -17,7 +17,7 @@ from prefixfleet.store.errors import PeerRefused, ProtocolError
 from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.prefetch import sign
 from prefixfleet.store.records import VERSION
-from prefixfleet.store.retention import MAX_TTL_S
+from prefixfleet.store.retention import MAX_PRIORITY, MAX_TTL_S
 
 KEEP_PATH = "/keep"
 
@@ -28,12 +28,14 @@ Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGES
 class Keep:
     """Keep ``chain``, from its root, for ``ttl_s`` seconds from now; 0 ends an earlier wish.
 
-    ``namespace`` is the digest that the node's blocks bear.
+    ``namespace`` is the digest that the node's blocks bear. Where the node's quota is full, the
+    wish takes the place of those of a lower ``priority``.
     """
 
     namespace: bytes
     chain: tuple[BlockHash, ...]
     ttl_s: float
+    priority: int = 0
 
 
 class _Body(msgspec.Struct, forbid_unknown_fields=True):
@@ -41,6 +43,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
     namespace: Digest
     chain: list[Digest]
     ttl_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_TTL_S)]
+    priority: Annotated[int, msgspec.Meta(ge=0, le=MAX_PRIORITY)] = 0
 
 
 def keep_key(secret: bytes) -> bytes:
@@ -52,7 +55,7 @@ def keep_key(secret: bytes) -> bytes:
 def encode_keep(keep: Keep) -> bytes:
     """MessagePack body of the request; `open_keep` is its inverse."""
     return msgspec.msgpack.encode(
-        _Body(VERSION, keep.namespace, list(keep.chain), float(keep.ttl_s))
+        _Body(VERSION, keep.namespace, list(keep.chain), float(keep.ttl_s), keep.priority)
     )
 
 
@@ -71,4 +74,9 @@ def open_keep(body: bytes, signature: str, key: bytes) -> Keep:
         raise ProtocolError(f"keep: {error}") from error
     if wish.version != VERSION:
         raise ProtocolError(f"keep: got version {wish.version}, expected {VERSION}")
-    return Keep(namespace=wish.namespace, chain=tuple(wish.chain), ttl_s=wish.ttl_s)
+    return Keep(
+        namespace=wish.namespace,
+        chain=tuple(wish.chain),
+        ttl_s=wish.ttl_s,
+        priority=wish.priority,
+    )

@@ -1,9 +1,11 @@
 """`Retention`: prefixes that must stay for a while, by an operator's or a request's wish.
 
 Keeping is a pin with an end. It covers blocks that are here and those that come later, and never
-more than a quota of the pool, so that wishes cannot starve everybody else.
+more than a quota of the pool, so that wishes cannot starve everybody else. No eviction order ranks
+what is kept: a wish's priority says which wishes the quota holds when it cannot hold them all.
 """
 
+import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -11,12 +13,15 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import Pin, SlotPool
 
 MAX_TTL_S = 7 * 86_400.0
+MAX_PRIORITY = 100
 QUOTA_SHARE = 1 / 4
 
 
 @dataclass(slots=True)
 class _Kept:
     until: float
+    priority: int
+    position: int  # in its chain
     pin: Pin | None = None  # None while the block is not here
 
 
@@ -33,12 +38,15 @@ class Retention:
         self._clock = clock
         self._quota = round(pool.num_slots * QUOTA_SHARE) if quota is None else quota
         self._kept: dict[BlockHash, _Kept] = {}
+        self.displaced_blocks = 0
 
-    def keep(self, chain: Sequence[BlockHash], ttl_s: float) -> int:
+    def keep(self, chain: Sequence[BlockHash], ttl_s: float, priority: int = 0) -> int:
         """Keep ``chain``, from its root, for ``ttl_s`` seconds from now; 0 ends an earlier wish.
 
-        Returns the number of leading blocks that are covered: the quota may end before the chain.
-        A longer wish of before is not shortened.
+        Where the quota is full, wishes of a lower ``priority`` end for it, the lowest first and
+        of each the end of its chain. Returns the number of leading blocks that are covered: the
+        quota may end before the chain. A block that several wishes cover is kept for the longest
+        of their times at the highest of their priorities.
         """
         now = self._clock()
         self.expire()
@@ -47,17 +55,18 @@ class Retention:
                 self._end(block)
             return 0
         until = now + min(ttl_s, MAX_TTL_S)
-        covered = 0
-        for block in chain:
-            if (kept := self._kept.get(block)) is not None:
-                kept.until = max(kept.until, until)
-            elif len(self._kept) < self._quota:
-                self._kept[block] = _Kept(until)
-                self.arrived(block)
-            else:
-                break
-            covered += 1
-        return covered
+        known = [kept for block in chain if (kept := self._kept.get(block))]
+        for kept in known:
+            kept.until, kept.priority = max(kept.until, until), max(kept.priority, priority)
+        self._end_lower(priority, len(chain) - len(known))
+        for position, block in enumerate(chain):
+            if block in self._kept:
+                continue
+            if len(self._kept) >= self._quota:
+                return position
+            self._kept[block] = _Kept(until, priority, position)
+            self.arrived(block)
+        return len(chain)
 
     def arrived(self, block: BlockHash) -> None:
         """Call this for every block that becomes resident: a wish may wait for it."""
@@ -77,9 +86,24 @@ class Retention:
             self._end(block)
 
     def stats(self) -> dict[str, int]:
-        """Slots kept, wished for, and the quota."""
+        """Slots kept, wished for, and the quota; wishes that a higher priority ended so far."""
         here = sum(1 for kept in self._kept.values() if kept.pin is not None)
-        return {"kept": here, "wished": len(self._kept), "quota": self._quota}
+        return {
+            "kept": here,
+            "wished": len(self._kept),
+            "quota": self._quota,
+            "displaced_blocks": self.displaced_blocks,
+        }
+
+    def _end_lower(self, priority: int, wanted: int) -> None:
+        """Make room for ``wanted`` more, if wishes of a lower priority hold it."""
+        lacking = wanted - (self._quota - len(self._kept))
+        if lacking <= 0:
+            return
+        lower = [(k.priority, -k.position, b) for b, k in self._kept.items()]
+        for _, _, block in heapq.nsmallest(lacking, (e for e in lower if e[0] < priority)):
+            self._end(block)
+            self.displaced_blocks += 1
 
     def _end(self, block: BlockHash) -> None:
         kept = self._kept.pop(block, None)

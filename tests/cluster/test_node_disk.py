@@ -204,3 +204,40 @@ async def test_a_path_that_cannot_be_a_folder_stops_the_start(index, settings, t
     with pytest.raises(ConfigError, match="PREFIXFLEET_NODE_SSD_PATH"):
         async with running_node(index, settings(ssd_path=tmp_path / "file")):
             pass
+
+
+async def test_with_a_key_nothing_on_disk_can_be_read_and_everything_comes_back(
+    index, settings, tmp_path
+):
+    (tmp_path / "key").write_text("7f" * 32)
+    encrypted = settings(ssd_key_file=tmp_path / "key")
+    chains = [fresh_chain(60) for _ in range(3)]
+    async with (
+        running_node(index, encrypted) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+        assert on_disk(daemon, chains[0]) == 60
+    files = b"".join(path.read_bytes() for path in (tmp_path / "ssd" / "a").glob("bucket-*"))
+    assert files
+    assert not any(payload_of(block)[:32] in files for block in chains[0])
+
+    async with (
+        running_node(index, encrypted) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        assert await check(engine, chains[0]) == 60
+
+
+async def test_a_node_never_writes_plain_because_its_key_is_not_there(index, settings, tmp_path):
+    with pytest.raises(ConfigError, match="disk key"):
+        async with running_node(index, settings(ssd_key_file=tmp_path / "none")):
+            pass
+
+
+async def test_a_key_without_a_disk_is_a_mistake(index, settings, tmp_path):
+    (tmp_path / "key").write_text("7f" * 32)
+
+    with pytest.raises(ConfigError, match="SSD_PATH"):
+        async with running_node(index, settings(ssd_path=None, ssd_key_file=tmp_path / "key")):
+            pass

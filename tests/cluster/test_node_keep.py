@@ -27,8 +27,13 @@ async def engine(daemon):
         yield engine
 
 
-async def keep(daemon, chain, ttl_s, secret=SECRET, namespace=None):
-    wish = Keep(namespace=namespace or NAMESPACE.digest(SECRET), chain=tuple(chain), ttl_s=ttl_s)
+async def keep(daemon, chain, ttl_s, secret=SECRET, namespace=None, priority=0):
+    wish = Keep(
+        namespace=namespace or NAMESPACE.digest(SECRET),
+        chain=tuple(chain),
+        ttl_s=ttl_s,
+        priority=priority,
+    )
     body = encode_keep(wish)
     headers = {SIGNATURE_HEADER: sign(body, keep_key(secret))}
     async with (
@@ -83,6 +88,18 @@ async def test_the_quota_ends_what_is_covered(daemon, engine):
     _, answer = await keep(daemon, fresh_chain(60), 3600)
 
     assert answer["covered"] == answer["quota"] == SLOTS // 4
+
+
+async def test_a_higher_priority_is_kept_where_the_quota_is_full(daemon, engine):
+    common, system = fresh_chain(60), fresh_chain(10)
+    await engine.put(system)
+    await keep(daemon, common, 3600)
+
+    _, answer = await keep(daemon, system, 3600, priority=5)
+    await press(daemon, engine)
+
+    assert (answer["covered"], answer["displaced_blocks"]) == (10, 10)
+    assert await still_here(engine, system) == 10
 
 
 async def test_a_wish_ends_by_itself(daemon, engine):

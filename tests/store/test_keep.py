@@ -9,7 +9,7 @@ from prefixfleet.store.prefetch import prefetch_key, sign
 
 SECRET = b"a secret of enough bytes"
 KEY = keep_key(SECRET)
-WISH = Keep(namespace=b"n" * 16, chain=(b"a" * 16, b"b" * 16), ttl_s=60.0)
+WISH = Keep(namespace=b"n" * 16, chain=(b"a" * 16, b"b" * 16), ttl_s=60.0, priority=7)
 FIELDS = {"version": 1, "namespace": b"n" * 16, "chain": [b"a" * 16], "ttl_s": 1.0}
 
 
@@ -39,6 +39,9 @@ def test_another_key_is_refused(key):
         FIELDS | {"namespace": b""},
         FIELDS | {"ttl_s": -1.0},
         FIELDS | {"ttl_s": 1e9},
+        FIELDS | {"priority": -1},
+        FIELDS | {"priority": 101},
+        FIELDS | {"priority": "high"},
         FIELDS | {"more": 1},
     ],
 )

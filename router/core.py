@@ -41,6 +41,7 @@ from prefixfleet.router.tracing import Tracing
 from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
+from prefixfleet.router.wishes import Wishes
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
@@ -131,6 +132,7 @@ class Router:
         self._open = AsyncExitStack()
         self.session: aiohttp.ClientSession
         self.hints: Hints
+        self.wishes: Wishes
 
     async def __aenter__(self) -> Self:
         self.keys.load()
@@ -146,6 +148,10 @@ class Router:
             stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
+            self.wishes = Wishes(
+                self.session, self._secret, lambda: self.feed.records, self.metrics
+            )
+            stack.push_async_callback(self.wishes.close)
             loops = [self.feed.run(), self.roster.run(), self._reload()]
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())

@@ -99,8 +99,15 @@ class Dispatcher:
         }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
         sources = {kind: self._sources(found) for kind, found in held.items()}
+        records = self._records()
         candidates = [
-            self._candidate(w, held[w.namespace], expected[w.namespace], sources[w.namespace])
+            self._candidate(
+                w,
+                held[w.namespace],
+                expected[w.namespace],
+                sources[w.namespace],
+                records.get(w.record.node),
+            )
             for w in workers
         ]
         return self._policy(prompt.tokens, candidates, self._draw)
@@ -145,21 +152,26 @@ class Dispatcher:
         held: Mapping[str, int],
         expected: Mapping[str, int],
         sources: Sequence[Source],
+        record: NodeRecord | None,
     ) -> Candidate:
         node = worker.record.node
+        if record is not None or node in held:
+            sources = _over_links(node, record, sources)
         load = self.book.load(worker.name)
+        busy_s = load.busy_s
+        if load.decoding:  # a step that generates for others is under way, and is ended first
+            busy_s += self._step_s(worker.name, load.decoding)
         return Candidate(
             worker=worker.name,
             node=node,
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
-            # a step that generates for others is under way, and is ended first
-            busy_s=load.busy_s + self._step_s(worker.name, load.decoding),
+            busy_s=busy_s,
             prefill=self.prefill_model(worker),
             block_tokens=worker.block_tokens,
             block_bytes=worker.record.block_bytes,
-            sources=self._over_links(node, sources),
+            sources=sources,
         )
 
     def _sources(self, held: Mapping[str, int]) -> list[Source]:
@@ -178,17 +190,25 @@ class Dispatcher:
         ]
         return heapq.nsmallest(MAX_SOURCES, sources, key=lambda s: (-s.blocks, s.wait_s))
 
-    def _over_links(self, node: str, sources: Sequence[Source]) -> Sequence[Source]:
-        """``sources`` with the links that ``node`` has measured; a node is none for itself."""
-        record = self._records().get(node)
-        links = record.stats.get("links") if record else None
-        if not isinstance(links, dict) or not links:
-            return [source for source in sources if source.node != node]
+
+def _over_links(
+    node: str, record: NodeRecord | None, sources: Sequence[Source]
+) -> Sequence[Source]:
+    """``sources`` with the links that ``node`` has measured; a node is none for itself.
+
+    The very same ``sources`` where nothing is to be changed: the policy sees by that who is
+    alike.
+    """
+    links = record.stats.get("links") if record else None
+    if isinstance(links, dict) and links:
         return [
             structs.replace(source, link=_read_link(links.get(source.node)) or source.link)
             for source in sources
             if source.node != node
         ]
+    if any(source.node == node for source in sources):
+        return [source for source in sources if source.node != node]
+    return sources
 
 
 def _read_link(measured: object) -> LinkSpeed | None:

@@ -55,7 +55,7 @@ def seal(
     slot: memoryview, layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int = 0
 ) -> None:
     """Write the header of a shard whose payload is complete; the checksum covers the payload."""
-    checksum = xxhash.xxh3_64_intdigest(layout.payload(slot, shard))
+    checksum = xxhash.xxh3_64(layout.payload(slot, shard)).intdigest()
     header = _HEADER.pack(
         _MAGIC, namespace, block, layout.payload_bytes, checksum, shard, layout.shards
     )
@@ -71,8 +71,42 @@ def verify(
     Raises:
         CorruptBlock: magic, namespace, hash, length, shard or checksum differ.
     """
-    header = _header(slot, layout, shard)
-    _prove(header, layout.payload(slot, shard), _expected(layout, namespace, block, shard))
+    ShardProof(slot, layout, namespace, block, shard).finish()
+
+
+class ShardProof:
+    """Proves one shard whose payload arrives little by little, while it is in the cache.
+
+    Owned by who receives it; one thread at a time. It hashes with a hasher, not at one go: only
+    then does the library let go of the interpreter's lock.
+    """
+
+    def __init__(
+        self,
+        slot: memoryview,
+        layout: SlotLayout,
+        namespace: bytes,
+        block: BlockHash,
+        shard: int = 0,
+    ) -> None:
+        start = shard * layout.shard_bytes
+        self._header = slot[start : start + HEADER_BYTES]
+        self._payload = layout.payload(slot, shard)
+        self._expected = _expected(layout, namespace, block, shard)
+        self._hasher = xxhash.xxh3_64()
+        self._hashed = 0
+
+    def arrived(self, count: int) -> None:
+        """The first ``count`` bytes of the shard, header included, are in place for good."""
+        end = min(count - HEADER_BYTES, self._payload.nbytes)
+        if end > self._hashed:
+            self._hasher.update(self._payload[self._hashed : end])
+            self._hashed = end
+
+    def finish(self) -> None:
+        """The whole shard is in place. Raises `CorruptBlock`, as `verify` does."""
+        self.arrived(HEADER_BYTES + self._payload.nbytes)
+        _prove(bytes(self._header), self._hasher.intdigest(), self._expected)
 
 
 def copy_out(
@@ -90,14 +124,11 @@ def copy_out(
     Raises:
         CorruptBlock: as `verify`.
     """
-    header = _header(slot, layout, shard)
-    target[:] = layout.payload(slot, shard)
-    _prove(header, target, _expected(layout, namespace, block, shard))
-
-
-def _header(slot: memoryview, layout: SlotLayout, shard: int) -> bytes:
     start = shard * layout.shard_bytes
-    return bytes(slot[start : start + HEADER_BYTES])
+    header = bytes(slot[start : start + HEADER_BYTES])
+    target[:] = layout.payload(slot, shard)
+    checksum = xxhash.xxh3_64(target).intdigest()
+    _prove(header, checksum, _expected(layout, namespace, block, shard))
 
 
 def _expected(
@@ -106,10 +137,9 @@ def _expected(
     return (_MAGIC, namespace, block, layout.payload_bytes, shard, layout.shards)
 
 
-def _prove(header: bytes, payload: memoryview, expected: tuple[object, ...]) -> None:
+def _prove(header: bytes, checksum: int, expected: tuple[object, ...]) -> None:
     got = _HEADER.unpack(header)
     if (*got[:4], *got[5:]) != expected:
         raise CorruptBlock(f"slot header: got {got}, expected {expected}")
-    checksum = xxhash.xxh3_64_intdigest(payload)
     if checksum != got[4]:
         raise CorruptBlock(f"slot {expected}: checksum {checksum:#x}, header says {got[4]:#x}")

@@ -9,7 +9,7 @@ import contextlib
 import itertools
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,7 +21,8 @@ from prefixfleet.transfer.contact import parse_contact
 from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.dial import dial
-from prefixfleet.transfer.link import Deadline, Range, check_lengths
+from prefixfleet.transfer.extents import cut
+from prefixfleet.transfer.link import Arrived, Deadline, Range, after, check_lengths, unheard
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
 
@@ -38,6 +39,7 @@ class _Waiting:
     future: "asyncio.Future[Any]"
     kind: Kind  # of the answer
     targets: Sequence[memoryview] = ()
+    arrived: Arrived = unheard
 
 
 class Channel:
@@ -92,18 +94,26 @@ class Channel:
             return await (await self._start(Kind.ASK, question, Kind.ANSWER))
 
     async def read(
-        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+        self,
+        ranges: Sequence[Range],
+        targets: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        arrived: Arrived = unheard,
     ) -> None:
         """See `Peer`."""
         check_lengths(ranges, targets)
         under_way: deque[asyncio.Future[bytes]] = deque()
+        before = 0
         try:
             async with self._call(deadline, "read"):
-                for parts, views in cut(ranges, targets):
+                for parts, views in cut(ranges, targets, REQUEST_BYTES):
                     if len(under_way) == WINDOW:
                         await under_way.popleft()
                     body = wire.encode_ranges(parts)
-                    under_way.append(await self._start(Kind.READ, body, Kind.DATA, views))
+                    heard = after(before, arrived)
+                    under_way.append(await self._start(Kind.READ, body, Kind.DATA, views, heard))
+                    before += sum(view.nbytes for view in views)
                 while under_way:
                     await under_way.popleft()
         finally:
@@ -120,13 +130,16 @@ class Channel:
     async def wait(self, future: "asyncio.Future[None]", *, deadline: Deadline, what: str) -> None:
         """Wait for something that goes on beside the connection, and fails with it."""
         id = next(self._ids)
-        self._waiting[id] = _Waiting(future, Kind.DATA)
+        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[id] = _Waiting(lost, Kind.DATA)
         try:
             async with self._call(deadline, what):
-                await future
+                await asyncio.wait({future, lost}, return_when=asyncio.FIRST_COMPLETED)
+                await (lost if lost.done() else future)
         finally:
             del self._waiting[id]
             _forget(future)
+            _forget(lost)
 
     @asynccontextmanager
     async def _broken_by_failure(self) -> AsyncIterator[None]:
@@ -164,12 +177,17 @@ class Channel:
             yield
 
     async def _start(
-        self, kind: Kind, body: bytes, answer: Kind, targets: Sequence[memoryview] = ()
+        self,
+        kind: Kind,
+        body: bytes,
+        answer: Kind,
+        targets: Sequence[memoryview] = (),
+        arrived: Arrived = unheard,
     ) -> "asyncio.Future[bytes]":
         id = next(self._ids)
         header = wire.frame_header(kind, body, id)
         future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = _Waiting(future, answer, targets)
+        self._waiting[id] = _Waiting(future, answer, targets, arrived)
         try:
             await self._stream.send(header, body)
         except BaseException:
@@ -196,7 +214,7 @@ class Channel:
             expected = sum(view.nbytes for view in waiting.targets)
             if header.length != expected:
                 raise ProtocolError(f"DATA: got {header.length} bytes, expected {expected}")
-            await self._stream.receive_into(waiting.targets)
+            await self._stream.receive_into(waiting.targets, waiting.arrived)
         else:
             body = bytes(await _receive_body(self._stream, header))
         refusal = _refused(self.node, body) if header.kind == Kind.REFUSED else None
@@ -263,25 +281,3 @@ def _forget(future: "asyncio.Future[Any]") -> None:
 def _refused(node: str, body: bytes) -> PeerRefused:
     refusal: wire.Refusal = wire.unpack(body, wire.Refusal)
     return PeerRefused(f"{node} refused ({refusal.reason}): {refusal.detail}")
-
-
-def cut(
-    ranges: Sequence[Range], targets: Sequence[memoryview], limit: int = REQUEST_BYTES
-) -> Iterator[tuple[list[Range], list[memoryview]]]:
-    """The same ranges and targets in portions of at most ``limit`` bytes; long ranges are cut."""
-    parts: list[Range] = []
-    views: list[memoryview] = []
-    room = limit
-    for part, target in zip(ranges, targets, strict=True):
-        start = 0
-        while start < part.length:
-            take = min(part.length - start, room)
-            parts.append(Range(part.offset + start, take))
-            views.append(target[start : start + take])
-            start += take
-            room -= take
-            if room == 0 or len(parts) == wire.MAX_RANGES:
-                yield parts, views
-                parts, views, room = [], [], limit
-    if parts:
-        yield parts, views

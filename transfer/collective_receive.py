@@ -7,7 +7,7 @@ from prefixfleet.store.errors import PeerRefused, PullFailed
 from prefixfleet.store.pool import NO_SLOT, Reservation
 from prefixfleet.transfer.collective_group import Part
 from prefixfleet.transfer.messages import Join, split_hashes
-from prefixfleet.transfer.proof import count_good
+from prefixfleet.transfer.proof import Proof
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +53,8 @@ class Receiver:
 
     async def _commit(self, reservation: Reservation, wanted: dict[bytes, int]) -> int:
         part, blocks = self._part, list(wanted)
-        good = await count_good(
-            part.segment, part.layout, part.namespace, blocks, list(wanted.values())
-        )
+        slots = {slot: block for block, slot in wanted.items()}
+        good = await Proof(part.segment, part.layout, part.namespace, slots).good(blocks)
         arrived = [block for block in blocks[:good] if reservation.commit(block)]
         part.arrived(arrived)
         return len(arrived)

@@ -17,11 +17,14 @@ from prefixfleet.transfer.auth import Handshake, nonce
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.link import (
     MAX_MESSAGE_BYTES,
+    Arrived,
     Caller,
     Deadline,
     Range,
     Service,
+    after,
     check_lengths,
+    unheard,
 )
 from prefixfleet.transfer.wire import Challenge, Hello
 
@@ -106,15 +109,22 @@ class InprocPeer:
                 raise
 
     async def read(
-        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+        self,
+        ranges: Sequence[Range],
+        targets: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        arrived: Arrived = unheard,
     ) -> None:
         """See `Peer`."""
         check_lengths(ranges, targets)
         async with until(deadline, f"read from {self.node}"):
             try:
                 await self._suffer()
+                have = 0
                 for part, target in zip(ranges, targets, strict=True):
-                    await self._copy(part, target)
+                    await self._copy(part, target, after(have, arrived))
+                    have += part.length
             except BaseException:
                 self.broken = True
                 raise
@@ -135,7 +145,7 @@ class InprocPeer:
             await self.close()
             raise PeerLost(f"{self.node}: the peer closed the connection") from error
 
-    async def _copy(self, part: Range, target: memoryview) -> None:
+    async def _copy(self, part: Range, target: memoryview, arrived: Arrived) -> None:
         if part.offset + part.length > self._listener.segment.nbytes:
             raise ProtocolError(f"read: {part} is not inside the peer's segment")
         for start in range(0, part.length, STEP_BYTES):
@@ -148,6 +158,7 @@ class InprocPeer:
             target[start : start + length] = source
             if self._network.random.random() < self._network.faults.corrupt_share:
                 target[start + self._network.random.randrange(length)] ^= 0xFF
+            arrived(start + length)
 
     async def _pace(self, length: int) -> None:
         faults = self._network.faults

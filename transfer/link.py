@@ -7,7 +7,7 @@ memory) is the link's own affair. Links know nothing of blocks, hashes or leases
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,22 @@ class Range:
 
 Deadline = float
 """Absolute `time.monotonic` seconds of this process; never sent on the wire."""
+
+
+Arrived = Callable[[int], None]
+"""Told how many leading bytes of a read's targets, one after another, are in place for good.
+
+Called in ascending order, by one thread at a time, or not at all; it must not raise.
+"""
+
+
+def unheard(count: int) -> None:
+    """For who does not care what has arrived."""
+
+
+def after(before: int, arrived: Arrived) -> Arrived:
+    """``arrived`` for a part of the targets that ``before`` bytes come before."""
+    return lambda count: arrived(before + count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +92,19 @@ class Peer(Protocol):
         ...
 
     async def read(
-        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+        self,
+        ranges: Sequence[Range],
+        targets: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        arrived: Arrived = unheard,
     ) -> None:
         """Fill ``targets[i]`` with ``ranges[i]`` of the peer's segment.
 
         Targets are writable, contiguous and of format "B"; lengths agree pairwise (`ValueError`
-        if not). When this raises, the targets' content is undefined, and bytes may still arrive
-        until `close` has returned: quarantine the targets until then.
+        if not). ``arrived`` hears of them, where the link can tell. When this raises, the
+        targets' content is undefined, and bytes may still arrive until `close` has returned:
+        quarantine the targets until then.
         """
         ...
 

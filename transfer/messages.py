@@ -23,6 +23,8 @@ from prefixfleet.transfer import wire
 
 MAX_BLOCKS = 65_536
 """Blocks of one lease."""
+MAX_ALONG_BYTES = 1024 * 1024
+"""Slots that may travel with an answer."""
 
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=MAX_BLOCKS * DIGEST_BYTES)]
@@ -30,7 +32,10 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Lease(msgspec.Struct, frozen=True, tag_field="ask", tag="lease", forbid_unknown_fields=True):
-    """Keep in place, and tell me where, the leading ones of ``hashes`` that you have."""
+    """Keep in place, and tell me where, the leading ones of ``hashes`` that you have.
+
+    If they are at most ``along_bytes`` together, send them with the answer instead.
+    """
 
     namespace: Digest
     epoch: Count
@@ -38,12 +43,14 @@ class Lease(msgspec.Struct, frozen=True, tag_field="ask", tag="lease", forbid_un
     shards: Annotated[int, msgspec.Meta(ge=1, lt=1 << 16)]
     hashes: Hashes
     budget_s: Annotated[float, msgspec.Meta(gt=0, le=3600)]
+    along_bytes: Annotated[int, msgspec.Meta(ge=0, le=MAX_ALONG_BYTES)] = 0
 
 
 class Release(
     msgspec.Struct, frozen=True, tag_field="ask", tag="release", forbid_unknown_fields=True
 ):
-    """I am done with the lease. ``spoiled`` is a block that did not pass its check here, or b""."""
+    """I am done with the lease (0: had none). ``spoiled`` is a block that did not pass its check
+    here, or b""."""
 
     lease: Count
     spoiled: Annotated[bytes, msgspec.Meta(max_length=DIGEST_BYTES)] = b""
@@ -70,14 +77,15 @@ class Leased(
 ):
     """Slot numbers of the leading blocks that are here, kept for ``seconds`` from now.
 
-    ``lease`` is 0 when there is none of them, and nothing to release. ``queued_bytes`` are
-    those that other leases still promise: how busy the source is.
+    ``lease`` is 0 when there is none of them, or ``along`` is the slots themselves: nothing to
+    release. ``queued_bytes`` are those that other leases still promise: how busy the source is.
     """
 
     lease: Count
     slots: Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)]
     queued_bytes: Count = 0
+    along: Annotated[bytes, msgspec.Meta(max_length=MAX_ALONG_BYTES)] = b""
 
 
 class Released(

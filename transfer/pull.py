@@ -28,7 +28,7 @@ from prefixfleet.transfer.source import Reader
 
 log = logging.getLogger(__name__)
 
-PORTION_BYTES = 8 * 1024 * 1024
+PORTION_BYTES = 16 * 1024 * 1024
 MULTI_BYTES = 32 * 1024 * 1024
 """Pulls of at least so many bytes are made from several sources at once, if there are any."""
 MAX_AT_ONCE = 3

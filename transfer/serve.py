@@ -21,7 +21,7 @@ from prefixfleet.store.errors import (
     ProtocolError,
     PullFailed,
 )
-from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.pool import Pin, SlotPool
 from prefixfleet.store.slot import SlotLayout, verify
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.leases import Leases
@@ -150,6 +150,8 @@ class BlockServer:
         if not pin.hashes:
             self.counters["nothing"] += 1
             return Leased(0, [], 0.0, queued_bytes)
+        if len(pin.slots) * self._layout.slot_bytes <= asked.along_bytes:
+            return self._send_along(caller, pin, queued_bytes)
         seconds = min(asked.budget_s, MAX_LEASE_S) + GRACE_S
         try:
             id = self._leases.grant(caller.id, pin, seconds)
@@ -158,10 +160,22 @@ class BlockServer:
             raise
         self.counters["leased"] += 1
         asyncio.get_running_loop().call_later(seconds, self._leases.end_expired)
+        self._note(caller, pin)
+        return Leased(id, list(pin.slots), seconds, queued_bytes)
+
+    def _send_along(self, caller: Caller, pin: Pin, queued_bytes: int) -> Leased:
+        """A few small blocks: a lease, a read and a release would cost more than their bytes."""
+        with pin:
+            size = self._layout.slot_bytes
+            along = b"".join(self._segment[slot * size : (slot + 1) * size] for slot in pin.slots)
+            self.counters["sent_along"] += 1
+            self._note(caller, pin)
+            return Leased(0, list(pin.slots), 0.0, queued_bytes, along)
+
+    def _note(self, caller: Caller, pin: Pin) -> None:
         self.leased_blocks += len(pin.hashes)
         if self.replication is not None and not self._pool.position(pin.slots[0]):
             self.replication.leased(caller.node, pin.hashes)
-        return Leased(id, list(pin.slots), seconds, queued_bytes)
 
     def _join(self, caller: Caller, asked: Join) -> Joined:
         self._check_same(asked)
@@ -185,7 +199,7 @@ class BlockServer:
     def _release(self, caller: Caller, asked: Release) -> Released:
         if asked.spoiled:
             self._look_at(asked.spoiled)
-        if not self._leases.end(asked.lease, caller.id):
+        if asked.lease and not self._leases.end(asked.lease, caller.id):
             raise LeaseExpired(f"read lease {asked.lease} has ended before its release")
         return Released()
 

@@ -19,8 +19,17 @@ from prefixfleet.store.errors import PeerLost, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.asking import AskingPeer
-from prefixfleet.transfer.channel import Channel, cut
-from prefixfleet.transfer.link import Deadline, Range, Service, check_lengths
+from prefixfleet.transfer.channel import Channel
+from prefixfleet.transfer.extents import cut
+from prefixfleet.transfer.link import (
+    Arrived,
+    Deadline,
+    Range,
+    Service,
+    after,
+    check_lengths,
+    unheard,
+)
 from prefixfleet.transfer.session import Served
 from prefixfleet.transfer.shared_file import SharedFile, file_of, map_file, place
 from prefixfleet.transfer.ucx_get import address_of
@@ -29,8 +38,9 @@ COPIERS = 4
 """Threads of a link that copy; memory has no more to give to more of them."""
 COPY_BYTES = 16 * 1024 * 1024
 """One question and one copy are about so much."""
-STEP_BYTES = 2 * 1024 * 1024
-"""A copy that nobody waits for any more ends after so much."""
+STEP_BYTES = 512 * 1024
+"""What a copy has brought is told after so much, while it is in the cache; one that nobody waits
+for any more ends then."""
 
 
 class _Mapped:
@@ -57,7 +67,12 @@ class ShmPeer(AskingPeer):
         self._copies: set[Future[None]] = set()
 
     async def read(
-        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+        self,
+        ranges: Sequence[Range],
+        targets: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        arrived: Arrived = unheard,
     ) -> None:
         """See `Peer`."""
         check_lengths(ranges, targets)
@@ -65,9 +80,12 @@ class ShmPeer(AskingPeer):
             if part.offset + part.length > self._file.length:
                 raise ProtocolError(f"read: {part} is not inside {self._file.length} bytes")
         portions = list(cut(ranges, targets, COPY_BYTES))
+        before = 0
         for parts, views in portions:
             await self._channel.check_granted(parts, deadline=deadline)
-            copy = self._link.copiers.submit(_copy, self._segment, parts, views, self._stop)
+            heard = after(before, arrived)
+            copy = self._link.copiers.submit(_copy, self._segment, parts, views, self._stop, heard)
+            before += sum(part.length for part in parts)
             self._copies.add(copy)
             copy.add_done_callback(self._copies.discard)
             await self._channel.wait(asyncio.wrap_future(copy), deadline=deadline, what="read")
@@ -163,9 +181,11 @@ def _copy(
     parts: Sequence[Range],
     targets: Sequence[memoryview],
     stop: threading.Event,
+    arrived: Arrived,
 ) -> None:
     """In a thread; numpy copies without the interpreter's lock. Raises `PeerLost` if stopped."""
     source = np.frombuffer(segment, np.uint8)
+    have = 0
     for part, target in zip(parts, targets, strict=True):
         ours = np.frombuffer(target, np.uint8)
         for start in range(0, part.length, STEP_BYTES):
@@ -173,3 +193,5 @@ def _copy(
                 raise PeerLost("the connection was closed on this side")
             end = min(start + STEP_BYTES, part.length)
             np.copyto(ours[start:end], source[part.offset + start : part.offset + end])
+            have += end - start
+            arrived(have)

@@ -5,9 +5,11 @@ What is read from whom is decided by the pull's `Assembly`, how much at once by 
 
 import asyncio
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 
+from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
     CorruptBlock,
     DeadlineExceeded,
@@ -25,11 +27,14 @@ from prefixfleet.transfer.flow import Flow
 from prefixfleet.transfer.link import Peer
 from prefixfleet.transfer.messages import Lease, Leased, Release, decode_answer, join_hashes
 from prefixfleet.transfer.peers import PeerCache
-from prefixfleet.transfer.proof import count_good
+from prefixfleet.transfer.proof import Proof
 from prefixfleet.transfer.reading import Read
 
-LANES = 3
-"""Portions from one source under way: one is proved while the next ones arrive."""
+ALONG_BYTES = 256 * 1024
+"""A pull of at most so much is asked for with the lease: one round trip and no more. Its few bytes
+are copied some more times, and take the channel whatever the link is."""
+LANES = 2
+"""Portions from one source under way: the next one is asked for before one is here."""
 RELEASE_S = 2.0
 
 Later = Callable[[Coroutine[None, None, None]], object]
@@ -70,15 +75,23 @@ class Reader:
             read.node, read.lanes = peer.node, peer.lanes
             read.queued_bytes = leased.queued_bytes
             try:
-                await self._read_all(read, peer, leased.slots, assembly)
+                if leased.along:
+                    await self._unpack_all(read, leased, assembly)
+                else:
+                    await self._read_all(read, peer, leased.slots, assembly)
+                if read.spoiled:
+                    raise CorruptBlock(f"{read.node}: block {read.spoiled.hex()} is spoiled")
             finally:
-                read.ended = time.monotonic()
+                read.ended = read.leased if leased.along else time.monotonic()
                 if peer.broken:
                     await self._drop(read, peer, assembly)
                 else:
                     for work in read.failed:  # its turn did not come
                         assembly.give_back(work)
-                    self._later(self._release(read, peer, leased.lease))
+                    if leased.lease or read.spoiled:
+                        self._later(self._release(read, peer, leased.lease))
+                    else:
+                        await self._peers.give_back(read.contact, peer)
 
     async def _lease(self, read: Read) -> tuple[Peer, Leased]:
         """A connection and a lease over it. A stale idle connection is replaced once."""
@@ -93,6 +106,7 @@ class Reader:
                 shards=self._layout.shards,
                 hashes=join_hashes(read.hashes),
                 budget_s=max(0.001, read.deadline - time.monotonic()),
+                along_bytes=0 if read.background else ALONG_BYTES,  # a probe measures the link
             )
             try:
                 body = await held.peer.ask(wire.pack(question), deadline=read.deadline)
@@ -112,6 +126,9 @@ class Reader:
             leased = decode_answer(body, peer.node)
             if not isinstance(leased, Leased) or len(leased.slots) > len(read.hashes):
                 raise ProtocolError(f"{peer.node}: an answer that does not fit a lease")
+            whole = len(leased.slots) * self._layout.slot_bytes
+            if leased.along and (read.background or len(leased.along) != whole):
+                raise ProtocolError(f"{peer.node}: slots that came along unasked, or not whole")
         except ProtocolError:
             await peer.close()
             raise
@@ -123,7 +140,11 @@ class Reader:
     async def _read_all(
         self, read: Read, peer: Peer, slots: Sequence[int], assembly: Assembly
     ) -> None:
-        lanes = [asyncio.create_task(self._lane(read, peer, slots, assembly)) for _ in range(LANES)]
+        async def fetch(work: Work) -> int:
+            return await self._fetch(read, peer, [slots[i] for i in work], work, assembly)
+
+        once = functools.partial(self._lane, read, len(slots), assembly, fetch)
+        lanes = [asyncio.create_task(once()) for _ in range(LANES)]
         try:
             await asyncio.wait(lanes)
         except asyncio.CancelledError:
@@ -134,14 +155,26 @@ class Reader:
         errors = [error for lane in lanes if (error := lane.exception())]
         if errors:
             raise errors[0]
-        if read.spoiled:
-            raise CorruptBlock(f"{read.node}: block {read.spoiled.hex()} is spoiled")
 
-    async def _lane(self, read: Read, peer: Peer, slots: Sequence[int], assembly: Assembly) -> None:
-        """One portion after the other, until there is none or something fails."""
-        while not read.stopped and (work := assembly.take(len(slots))):
+    async def _unpack_all(self, read: Read, leased: Leased, assembly: Assembly) -> None:
+        size, along = self._layout.slot_bytes, memoryview(leased.along)
+
+        async def fetch(work: Work) -> int:
+            blocks, slots = assembly.hashes(work), assembly.slots(work)
+            for i, slot in zip(work, slots, strict=True):
+                self._segment[slot * size : (slot + 1) * size] = along[i * size : (i + 1) * size]
+            return await self._prove(read, dict(zip(slots, blocks, strict=True))).good(blocks)
+
+        await self._lane(read, len(leased.slots), assembly, fetch)
+
+    async def _lane(
+        self, read: Read, have: int, assembly: Assembly, fetch: Callable[[Work], Awaitable[int]]
+    ) -> None:
+        """One portion after the other, until there is none or something fails. ``fetch`` brings
+        one and says how many of its leading blocks are good; the source has ``have`` of all."""
+        while not read.stopped and (work := assembly.take(have)):
             try:
-                good = await self._fetch(read, peer, [slots[i] for i in work], work, assembly)
+                good = await fetch(work)
             except BaseException:
                 read.failed.append(work)
                 raise
@@ -159,15 +192,20 @@ class Reader:
         targets = assembly.slots(work)
         ranges, ours = extents(sources, targets, self._layout.slot_bytes)
         views = [self._segment[part.offset : part.offset + part.length] for part in ours]
+        blocks = assembly.hashes(work)
+        filled = sorted(zip(sources, targets, blocks, strict=True))  # as `extents` orders them
+        proof = self._prove(read, {target: block for _, target, block in filled})
         rank = (read.background, assembly.committed)
         async with until(read.deadline, f"turn to read from {read.node}"):
             turn = await self._flow.enter(read.node, size_bytes, rank)
         try:
-            await peer.read(ranges, views, deadline=read.deadline)
+            await peer.read(ranges, views, deadline=read.deadline, arrived=proof.arrived)
         finally:
             turn.leave()
-        blocks = assembly.hashes(work)
-        return await count_good(self._segment, self._layout, read.namespace, blocks, targets)
+        return await proof.good(blocks)
+
+    def _prove(self, read: Read, blocks: Mapping[int, BlockHash]) -> Proof:
+        return Proof(self._segment, self._layout, read.namespace, blocks)
 
     async def _drop(self, read: Read, peer: Peer, assembly: Assembly) -> None:
         """Close the connection, then let others read what it did not bring.
@@ -194,8 +232,9 @@ class Reader:
         self._pool.release_quarantine(slots)
 
     async def _release(self, read: Read, peer: Peer, lease: int) -> None:
-        """End the lease and keep the connection. Without an answer, it ends by itself."""
-        if lease:
+        """End the lease, tell what was spoiled, and keep the connection. Without an answer, the
+        lease ends by itself."""
+        if lease or read.spoiled:
             with contextlib.suppress(PullFailed):
                 question = wire.pack(Release(lease, read.spoiled))
                 answer = await peer.ask(question, deadline=time.monotonic() + RELEASE_S)

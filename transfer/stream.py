@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 from prefixfleet.store.errors import DeadlineExceeded, PeerLost
 from prefixfleet.transfer.crew import Crew
+from prefixfleet.transfer.link import Arrived, unheard
 
 MAX_PARTS = 128
 """Buffers a system call; the kernel's own limit is 1024."""
@@ -69,10 +70,16 @@ class Stream:
         del buffer[count:]
         return buffer
 
-    async def receive_into(self, targets: Sequence[memoryview]) -> None:
-        """Fill the targets, in order, with the next bytes."""
+    async def receive_into(self, targets: Sequence[memoryview], arrived: Arrived = unheard) -> None:
+        """Fill the targets, in order, with the next bytes. A thread that does it tells how many
+        there are, while they are in its cache."""
         views = self._take_ahead([target for target in targets if target.nbytes])
-        if not await self._by_thread(self._receive_blocking, views):
+        ahead = sum(target.nbytes for target in targets) - sum(view.nbytes for view in views)
+
+        def receive(views: list[memoryview]) -> None:
+            self._receive_blocking(views, ahead, arrived)
+
+        if not await self._by_thread(receive, views):
             done = 0
             while done < len(views):
                 done = _advance(views, done, await self._receive_some(views[done:]))
@@ -128,7 +135,7 @@ class Stream:
                 raise self._lost(error) from error
             done = _advance(views, done, count)
 
-    def _receive_blocking(self, views: list[memoryview]) -> None:
+    def _receive_blocking(self, views: list[memoryview], have: int, arrived: Arrived) -> None:
         done = 0
         while done < len(views):
             began = time.monotonic()
@@ -140,6 +147,8 @@ class Stream:
             except OSError as error:
                 raise self._lost(error) from error
             done = _advance(views, done, self._heard(count))
+            have += count
+            arrived(have)
 
     def _wait_blocking(self, event: int, began: float) -> None:
         """In a thread, until the socket is ready, at most until `STALL_S` after ``began``.

@@ -22,7 +22,7 @@ from prefixfleet.transfer.asking import AskingPeer
 from prefixfleet.transfer.channel import Channel
 from prefixfleet.transfer.choice import has_rdma
 from prefixfleet.transfer.deadline import until
-from prefixfleet.transfer.link import Deadline, Range, Service, check_lengths
+from prefixfleet.transfer.link import Arrived, Deadline, Range, Service, check_lengths, unheard
 from prefixfleet.transfer.session import Served
 from prefixfleet.transfer.ucx_get import address_of
 from prefixfleet.transfer.ucx_thread import Remote, UcxThread
@@ -55,7 +55,12 @@ class UcxPeer(AskingPeer):
         self._memory = memory
 
     async def read(
-        self, ranges: Sequence[Range], targets: Sequence[memoryview], *, deadline: Deadline
+        self,
+        ranges: Sequence[Range],
+        targets: Sequence[memoryview],
+        *,
+        deadline: Deadline,
+        arrived: Arrived = unheard,
     ) -> None:
         """See `Peer`."""
         check_lengths(ranges, targets)

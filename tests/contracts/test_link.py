@@ -130,6 +130,28 @@ async def test_targets_may_lie_anywhere_and_nothing_beside_them_is_touched(rig, 
         assert ours[start - 1] == ours[start + 500] == 0xEE
 
 
+async def test_who_listens_hears_only_of_bytes_that_are_in_place(rig, segment, service):
+    """Where a link tells it: a count never runs ahead of the bytes, and never goes back."""
+    _, peer = await rig.pair(segment, service)
+    ranges = [Range(4 * MiB, 4 * MiB), Range(0, 4 * MiB)]
+    ours, wanted = (
+        memoryview(bytearray(8 * MiB)),
+        segment[4 * MiB :].tobytes() + segment[: 4 * MiB].tobytes(),
+    )
+    heard = [0]
+
+    def arrived(count):
+        assert ours[heard[-1] : count] == wanted[heard[-1] : count]
+        heard.append(count)
+
+    targets = [ours[: 4 * MiB], ours[4 * MiB :]]
+    await peer.read(ranges, targets, deadline=soon(), arrived=arrived)
+
+    assert heard == sorted(set(heard))
+    assert heard[-1] == (0 if rig.kind.startswith("ucx") else 8 * MiB)
+    assert ours == wanted
+
+
 async def test_reads_that_overlap_on_one_connection_do_not_mix(rig, segment, service):
     _, peer = await rig.pair(segment, service)
     batches = [[Range(i * MiB + j * 1000, 100_000) for j in range(5)] for i in range(7)]

@@ -17,7 +17,7 @@ from typing import Any
 from eventually import until
 from pulls import PullRig, chain, pull_source
 
-BLOCKS = 2000
+BLOCKS = 3000
 BUDGET_S = 20.0
 HANG_S = 30.0
 """A pull that has not ended so long after its deadline hangs."""

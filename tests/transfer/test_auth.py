@@ -51,7 +51,7 @@ def test_another_attachment_is_refused():
 
 def test_a_version_of_the_wire_has_its_own_proofs(monkeypatch):
     proof = Handshake(SECRET, HELLO, CHALLENGE).proof("caller")
-    monkeypatch.setattr("prefixfleet.transfer.auth.WIRE_VERSION", 2)
+    monkeypatch.setattr("prefixfleet.transfer.auth.WIRE_VERSION", 99)
 
     with pytest.raises(PeerRefused):
         Handshake(SECRET, HELLO, CHALLENGE).check("caller", proof)

@@ -10,7 +10,8 @@ from links import SECRET, soon
 from prefixfleet.store.errors import DeadlineExceeded, PeerLost, PeerRefused, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.auth import Handshake
-from prefixfleet.transfer.channel import SILENCE_BEATS, Channel, cut
+from prefixfleet.transfer.channel import SILENCE_BEATS, Channel
+from prefixfleet.transfer.extents import cut
 from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.wire import Kind
 

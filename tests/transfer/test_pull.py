@@ -8,9 +8,11 @@ from links import KINDS, NETWORK_KINDS
 from pulls import EPOCH, LAYOUT, PoolNode, PullRig, chain, pull_source
 
 from prefixfleet.store.slot import SlotLayout
+from prefixfleet.transfer import wire
 from prefixfleet.transfer.flow import Flow
 from prefixfleet.transfer.gather import MISSING
 from prefixfleet.transfer.inproc import Faults
+from prefixfleet.transfer.messages import Leased
 from prefixfleet.transfer.pull import POOL_FULL, Puller
 
 CHAIN = chain(40)
@@ -43,6 +45,70 @@ async def test_a_pull_brings_the_whole_chain_byte_for_byte(rig, source):
     assert (result.blocks, result.failure, result.link) == (40, "", rig.link.name)
     assert result.bytes == 40 * LAYOUT.slot_bytes
     assert rig.target.holds(CHAIN) == 40
+
+
+@pytest.mark.parametrize("count", [1, 8])
+async def test_a_few_small_blocks_come_with_the_answer(rig, source, count):
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN[:count])
+
+    assert (result.blocks, result.failure, result.link) == (count, "", rig.link.name)
+    assert rig.target.holds(CHAIN) == count
+    assert source.server.counters == {"sent_along": 1}
+
+
+async def test_a_small_pull_takes_what_is_missing_only(rig, source):
+    rig.target.fill(CHAIN[:3])
+    contacts = await rig.serve(source)
+
+    result = await rig.pull(contacts, CHAIN[:8])
+
+    assert (result.blocks, result.bytes) == (8, 5 * LAYOUT.slot_bytes)
+    assert rig.target.holds(CHAIN) == 8
+
+
+async def test_a_spoiled_block_of_a_small_pull_ends_it_and_is_dropped_at_its_source(rig, source):
+    contacts = await rig.serve(source)
+    with source.pool.pin(CHAIN[:5]) as pin:
+        LAYOUT.payload(source.slot(pin.slots[4]))[5] ^= 1
+
+    result = await rig.pull(contacts, CHAIN[:8])
+
+    assert (result.blocks, result.failure) == (4, "corrupt")
+    assert rig.target.holds(CHAIN) == 4
+    await until(lambda: source.corrupt == [CHAIN[4]])
+
+
+async def test_small_pulls_one_after_the_other_keep_one_connection(rig, source):
+    contacts = await rig.serve(source)
+    for _ in range(5):
+        assert (await rig.pull(contacts, CHAIN[:2])).blocks == 2
+        rig.target.evict(2)
+
+    assert rig.puller._peers.idle == 1
+
+
+class Liar:
+    """A source that sends along what it was not asked for."""
+
+    def __init__(self, server, along):
+        self._server, self._along = server, along
+
+    def __getattr__(self, name):
+        return getattr(self._server, name)
+
+    async def answer(self, caller, question):
+        return wire.pack(Leased(0, [0, 1], 0.0, 0, self._along))
+
+
+async def test_slots_that_came_along_and_are_not_whole_are_a_miss(rig, source):
+    source.server = Liar(source.server, bytes(2 * LAYOUT.slot_bytes - 1))
+
+    result = await rig.pull(await rig.serve(source), CHAIN[:2])
+
+    assert (result.blocks, result.failure) == (0, "protocol")
+    assert rig.target.holds(CHAIN) == 0
 
 
 async def test_a_pull_goes_on_behind_what_is_here(rig, source):
@@ -117,11 +183,16 @@ async def test_a_source_of_another_namespace_is_not_read(rig, source):
     assert (result.blocks, result.failure) == (0, "refused")
 
 
-async def test_a_source_with_other_slots_is_not_read(inproc):
-    source = PoolNode("source", layout=SlotLayout(payload_bytes=8001, shards=2))
+@pytest.mark.parametrize(
+    "layout",
+    [SlotLayout(payload_bytes=8001, shards=2), SlotLayout(payload_bytes=4000, shards=4)],
+    ids=["another size", "another tensor-parallel degree"],
+)
+async def test_a_source_with_other_slots_is_not_read(rig, layout):
+    source = PoolNode("source", layout=layout)
     source.fill(CHAIN[:3])
 
-    result = await inproc.pull(await inproc.serve(source), CHAIN)
+    result = await rig.pull(await rig.serve(source), CHAIN)
 
     assert (result.blocks, result.failure) == (0, "layout")
 
@@ -265,7 +336,7 @@ async def test_a_source_that_serves_enough_is_busy():
     async with PullRig.of("inproc") as rig:
         source = PoolNode("source", slots=64)
         source.fill(CHAIN[:33])
-        source.fill(chain(9, "else"))
+        source.fill(chain(20, "else"))
         contacts = await rig.serve(source)
         rig.rig.network.faults = Faults(bytes_per_s=2_000_000.0)
         first = asyncio.create_task(rig.pull(contacts, CHAIN))
@@ -273,7 +344,7 @@ async def test_a_source_that_serves_enough_is_busy():
 
         other = PoolNode("other")
         puller = Puller(other.pool, other.segment, LAYOUT, links={"inproc": rig.rig.link("other")})
-        busy = await PullRig(rig.rig, puller, other, rig.link).pull(contacts, chain(9, "else"))
+        busy = await PullRig(rig.rig, puller, other, rig.link).pull(contacts, chain(20, "else"))
 
         assert (busy.blocks, busy.failure) == (0, "busy")
         assert (await first).blocks == 33

@@ -37,9 +37,9 @@ class WatchedPeer:
     def __getattr__(self, name):
         return getattr(self.peer, name)
 
-    async def read(self, ranges, targets, *, deadline):
+    async def read(self, ranges, targets, *, deadline, arrived):
         self.watched.before_read()
-        await self.peer.read(ranges, targets, deadline=deadline)
+        await self.peer.read(ranges, targets, deadline=deadline, arrived=arrived)
 
     async def close(self):
         await self.watched.may_close.wait()

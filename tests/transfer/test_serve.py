@@ -21,7 +21,7 @@ def node():
     return node
 
 
-async def lease(node, caller, hashes=CHAIN, budget_s=5.0, server=None):
+async def lease(node, caller, hashes=CHAIN, budget_s=5.0, server=None, along_bytes=0):
     question = Lease(
         namespace=NAMESPACE,
         epoch=EPOCH,
@@ -29,6 +29,7 @@ async def lease(node, caller, hashes=CHAIN, budget_s=5.0, server=None):
         shards=LAYOUT.shards,
         hashes=join_hashes(hashes),
         budget_s=budget_s,
+        along_bytes=along_bytes,
     )
     answer = await (server or node.server).answer(caller, wire.pack(question))
     return decode_answer(answer, "source")
@@ -218,6 +219,30 @@ async def test_a_new_epoch_refuses_questions_for_the_old_one_and_keeps_leases(no
     with pytest.raises(Exception, match=f"epoch {EPOCH}"):
         await lease(node, A)
     assert granted(node, A) == sorted(leased.slots)
+
+
+async def test_few_bytes_come_with_the_answer_and_nothing_is_leased(node):
+    leased = await lease(node, A, CHAIN[:3], along_bytes=3 * SLOT)
+
+    assert leased.along == b"".join(node.slot(slot) for slot in leased.slots)
+    assert (leased.lease, len(node.server.leases), granted(node, A)) == (0, 0, [])
+    assert node.pool.choose_victims(24) != []  # nothing is pinned any more
+
+
+async def test_more_bytes_than_were_asked_for_are_leased(node):
+    leased = await lease(node, A, CHAIN[:3], along_bytes=3 * SLOT - 1)
+
+    assert leased.along == b""
+    assert granted(node, A) == sorted(leased.slots)
+
+
+async def test_a_spoiled_block_that_came_along_is_looked_at_without_a_lease(node):
+    with node.pool.pin(CHAIN[:1]) as pin:
+        LAYOUT.payload(node.slot(pin.slots[0]))[5] ^= 1
+
+    await release(node, A, 0, spoiled=CHAIN[0])
+
+    assert node.corrupt == [CHAIN[0]]
 
 
 async def test_a_question_that_is_no_question_is_a_protocol_error(node):

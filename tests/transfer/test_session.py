@@ -62,8 +62,11 @@ async def expect_refusal(raw, reason):
 HOSTILE_BYTES = {
     "another protocol": (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n" + bytes(64), "protocol"),
     "another version": (wire.HEADER.pack(b"PF", 99, 1, 10, 0, 0) + bytes(10), "refused"),
-    "an unknown kind": (wire.HEADER.pack(b"PF", 1, 77, 0, 0, 0), "protocol"),
-    "a length that lies": (wire.HEADER.pack(b"PF", 1, 1, 2**32 - 1, 0, 0), "protocol"),
+    "an unknown kind": (wire.HEADER.pack(b"PF", wire.WIRE_VERSION, 77, 0, 0, 0), "protocol"),
+    "a length that lies": (
+        wire.HEADER.pack(b"PF", wire.WIRE_VERSION, 1, 2**32 - 1, 0, 0),
+        "protocol",
+    ),
     "a question before the proof": (wire.frame_header(Kind.ASK, b"x") + b"x", "protocol"),
     "a read before the proof": (wire.frame_header(Kind.READ, bytes(16)) + bytes(16), "protocol"),
     "a body that is no message": (wire.frame_header(Kind.HELLO, b"\xff") + b"\xff", "protocol"),
@@ -87,11 +90,11 @@ async def test_junk_is_refused_counted_and_harms_nobody(
 
 
 async def test_a_caller_of_another_version_is_told_what_to_do(caller):
-    caller.writer.write(wire.HEADER.pack(b"PF", 2, 1, 10, 0, 0))
+    caller.writer.write(wire.HEADER.pack(b"PF", 99, 1, 10, 0, 0))
 
     detail = await expect_refusal(caller, "refused")
 
-    assert "version 2" in detail
+    assert "version 99" in detail
     assert "install the same prefixfleet" in detail
 
 
@@ -129,7 +132,7 @@ async def test_a_connection_that_says_nothing_is_dropped(link, listener, monkeyp
 
 
 async def test_half_a_frame_and_an_end_is_a_lost_caller(link, caller):
-    caller.writer.write(wire.HEADER.pack(b"PF", 1, 1, 100, 0, 0) + bytes(50))
+    caller.writer.write(wire.HEADER.pack(b"PF", wire.WIRE_VERSION, 1, 100, 0, 0) + bytes(50))
     caller.writer.write_eof()
 
     assert await caller.ended()

@@ -10,7 +10,7 @@ from pulls import LAYOUT, PoolNode, PullRig, chain
 
 from prefixfleet.store.errors import ConfigError, PeerLost, PeerRefused
 from prefixfleet.transfer import shared_file
-from prefixfleet.transfer.link import Range
+from prefixfleet.transfer.link import Range, unheard
 from prefixfleet.transfer.shared_file import SharedFile, file_of, map_file
 from prefixfleet.transfer.shm import _copy
 from prefixfleet.transfer.ucx_get import address_of
@@ -232,34 +232,56 @@ async def test_bytes_that_change_during_the_copy_are_a_miss():
         assert (result.blocks, result.failure) == (1, "corrupt")
 
 
-async def test_close_waits_for_a_copy_under_way(rig, monkeypatch):
-    """The timeout trap: after close nothing is written into memory that is somebody else's."""
-    copying, let_go = asyncio.Event(), asyncio.Event()
-    loop = asyncio.get_running_loop()
+class SlowCopy:
+    """Copies that begin, and end when they are let go."""
 
-    def slow(segment, parts, targets, stop):
-        loop.call_soon_threadsafe(copying.set)
-        asyncio.run_coroutine_threadsafe(let_go.wait(), loop).result(20)
-        assert stop.is_set()
+    def __init__(self, monkeypatch):
+        self.began, self.let_go = asyncio.Event(), asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        monkeypatch.setattr("prefixfleet.transfer.shm._copy", self._copy)
+
+    def _copy(self, segment, parts, targets, stop, arrived):
+        self._loop.call_soon_threadsafe(self.began.set)
+        asyncio.run_coroutine_threadsafe(self.let_go.wait(), self._loop).result(20)
         targets[0][:1] = b"!"
 
-    monkeypatch.setattr("prefixfleet.transfer.shm._copy", slow)
-    listener = await rig.listen(rig.link("a"), some_bytes(MiB), Echo())
-    peer = await rig.connect(rig.link("b"), listener.contact)
+
+async def test_close_waits_for_a_copy_under_way(rig, monkeypatch):
+    """The timeout trap: after close nothing is written into memory that is somebody else's."""
+    copy = SlowCopy(monkeypatch)
+    _, peer = await rig.pair(some_bytes(MiB), Echo())
     target = memoryview(bytearray(MiB))
     reading = asyncio.create_task(peer.read([Range(0, MiB)], [target], deadline=soon()))
-    await copying.wait()
+    await copy.began.wait()
 
     reading.cancel()
     closing = asyncio.create_task(peer.close())
     for _ in range(5):
         await asyncio.sleep(0)
     assert not closing.done()
-    let_go.set()
+    copy.let_go.set()
     await closing
 
     assert target[0] == ord("!")
     assert reading.cancelled()
+
+
+async def test_a_copy_that_ends_after_its_connection_was_lost_troubles_nobody(rig, monkeypatch):
+    troubles = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+    copy = SlowCopy(monkeypatch)
+    listener, peer = await rig.pair(some_bytes(MiB), Echo())
+    target = memoryview(bytearray(MiB))
+    reading = asyncio.create_task(peer.read([Range(0, MiB)], [target], deadline=soon()))
+    await copy.began.wait()
+
+    await listener.close()
+    with pytest.raises(PeerLost):
+        await reading
+    copy.let_go.set()
+    await peer.close()
+
+    assert troubles == []
 
 
 def test_a_copy_that_nobody_waits_for_ends_at_its_next_step():
@@ -267,6 +289,6 @@ def test_a_copy_that_nobody_waits_for_ends_at_its_next_step():
     stop.set()
 
     with pytest.raises(PeerLost):
-        _copy(some_bytes(MiB), [Range(0, MiB)], [target], stop)
+        _copy(some_bytes(MiB), [Range(0, MiB)], [target], stop, unheard)
 
     assert target == bytes(MiB)

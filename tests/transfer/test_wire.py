@@ -114,7 +114,7 @@ def test_a_body_is_bounded_on_both_sides(kind, limit):
     with pytest.raises(ProtocolError, match=kind.name):
         wire.frame_header(kind, bytes(limit + 1))
     with pytest.raises(ProtocolError, match=kind.name):
-        wire.decode_header(wire.HEADER.pack(b"PF", 1, kind, limit + 1, 0, 0))
+        wire.decode_header(wire.HEADER.pack(b"PF", wire.WIRE_VERSION, kind, limit + 1, 0, 0))
 
 
 def test_ranges_come_out_as_they_went_in():

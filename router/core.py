@@ -103,6 +103,7 @@ class Router:
             self._key,
             clock,
             engines=self.engines.view,
+            pullable=self.p2p_addresses,
             step_s=self._step_s,
         )
         self.turns = Turns(
@@ -195,6 +196,10 @@ class Router:
     def entries(self) -> dict[str, StaticWorker]:
         """Plain engines: from the file, and added by order."""
         return {**self.orders.added(), **self.static.by_name}
+
+    def p2p_addresses(self) -> dict[str, str]:
+        """Addresses of plain engines that pull from each other, by their nodes."""
+        return {entry.node: entry.p2p for entry in self.entries().values() if entry.p2p}
 
     def _step_s(self, worker: str, sequences: int) -> float:
         return self.token_times.seconds(worker, sequences) if sequences else 0.0

@@ -22,6 +22,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
@@ -139,8 +140,11 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.route.takes_plan:
         return passage.body.raw
     fields: dict[str, Any] = {}
+    source = dispatched.decision.source
     if not dispatched.worker.static:
         fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
+    elif source and (address := passage.router.p2p_addresses().get(source.node)):
+        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
     elif TRANSFER_KEY in passage.body.fields:
         fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:

@@ -148,7 +148,8 @@ def total_s(model: PrefillModel, queue_s, tokens, hit, pulled, link):
 
 
 SHARED = (source(40), source(90, SLOW, "n0"), source(30, FAST, "n1"))
-MODELS = (first_guess(1_000.0), first_guess(50_000.0), PrefillModel((0.2, 0.1, 0.02), ()))
+STEEP = dataclasses.replace(first_guess(1_000.0), coefficients=(0.2, 0.1, 0.02))
+MODELS = (first_guess(1_000.0), first_guess(50_000.0), STEEP)
 
 
 @st.composite

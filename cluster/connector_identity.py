@@ -39,6 +39,7 @@ ROPE_BY_POSITION = ("default", "linear", "yarn", "llama3")
 
 CONTENT_OF_KERNEL = {
     "vec": Content.KEYS_TRANSPOSED,  # the CPU's; its kernels for AMX and NEON pack otherwise
+    "vec16": Content.KEYS_TRANSPOSED,
     "FLASH_ATTN": Content.PLAIN,
     "FLASHINFER": Content.PLAIN,
     "TRITON_ATTN": Content.PLAIN,

@@ -168,8 +168,8 @@ class View:
 
     def holders(self, block: BlockHash) -> set[str]:
         """The live nodes that hold the block."""
-        nodes_of = self._nodes_of_bits()
-        return {nodes_of[bit] for bit in bits_of(self._blocks[block[:FIELD_BYTES]] & sum(nodes_of))}
+        nodes_of, mask = self._nodes_of_bits()
+        return {nodes_of[bit] for bit in bits_of(self._blocks[block[:FIELD_BYTES]] & mask)}
 
     def expected(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Like `leading`, for blocks that a node will hold soon because a prompt was sent there."""

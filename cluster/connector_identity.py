@@ -127,6 +127,15 @@ def block_content(
     return CONTENT_OF_KERNEL[kernel]
 
 
+def own_events(config: "VllmConfig") -> dict[str, str]:
+    """Where the engine tells of its own cache, as this host reaches it; nothing if it does not."""
+    events = config.kv_events_config
+    if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+        return {}
+    found = {"events": events.endpoint, "replay": events.replay_endpoint or ""}
+    return {name: where.replace("://*:", "://127.0.0.1:") for name, where in found.items()}
+
+
 class AdapterDigests:
     """Digests of LoRA adapters' contents, each read once. Owned by the scheduler half.
 

@@ -56,8 +56,11 @@ class SchedulerHalf:
         engine: str,
         adapter_digest: AdapterDigest,
         clock: Callable[[], float],
+        events: Mapping[str, str] | None = None,
     ) -> None:
+        """``events`` says where the engine tells of its own cache: fields of the hello."""
         self._socket = socket
+        self._events = events or {}
         self._engine = engine
         self._adapter_digest = adapter_digest
         self._clock = clock
@@ -220,7 +223,8 @@ class SchedulerHalf:
 
     def _connect(self) -> None:
         namespace = in_era(self._namespace, self._era)
-        fields = hello(self._engine, "scheduler", 0, namespace, self._layout)
+        known = hello(self._engine, "scheduler", 0, namespace, self._layout)
+        fields = {**known, **self._events}
         self._client = EngineClient(self._socket, fields)
         self._client.start()
 

@@ -61,6 +61,7 @@ class Fleet:
     secret: bytes
     orders: OrderStore | None = None
     loads: Board | None = None
+    engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
 
 
 class Router:
@@ -79,9 +80,15 @@ class Router:
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)
+        self.engine_caches = View(clock)
         self.keys = Keys(settings.keys_file)
         self.limits = Limits(clock)
         self.feed = Feed(fleet.index, self.view, self.degraded)
+        self._cache_feed = (
+            Feed(fleet.engines, self.engine_caches, self.degraded, "index of engines' caches")
+            if fleet.engines
+            else None
+        )
         self.static = StaticWorkers(settings.workers_file)
         self.engines = EngineFeed(fleet.secret, self.degraded, clock)
         self.orders = Orders(fleet.orders, clock)
@@ -104,6 +111,7 @@ class Router:
             clock,
             engines=self.engines.view,
             pullable=self.p2p_addresses,
+            caches=self.engine_caches,
             step_s=self._step_s,
         )
         self.turns = Turns(
@@ -154,6 +162,8 @@ class Router:
             )
             stack.push_async_callback(self.wishes.close)
             loops = [self.feed.run(), self.roster.run(), self._reload()]
+            if self._cache_feed is not None:
+                loops.append(self._cache_feed.run())
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())
             if self._board is not None:

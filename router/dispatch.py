@@ -68,6 +68,7 @@ class Dispatcher:
         models: Mapping[str, PrefillModel] | None = None,
         engines: View | None = None,
         pullable: Callable[[], Container[str]] = frozenset,
+        caches: View | None = None,
         step_s: Callable[[str, int], float] = lambda worker, sequences: 0.0,
     ) -> None:
         """``step_s`` gives a worker's seconds a step while it generates so many sequences.
@@ -77,6 +78,8 @@ class Dispatcher:
         self.view = view
         self._pullable = pullable
         self._engines = View(clock) if engines is None else engines
+        # what engines hold in their own caches, besides what their nodes hold for them
+        self._caches = View(clock) if caches is None else caches
         self.book = book
         self._records = records
         self._key = key
@@ -102,6 +105,7 @@ class Dispatcher:
             for kind, chain in chains.items()
         }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
+        own = {kind: self._caches.leading(chain) for kind, chain in chains.items()}
         pullable = self._pullable()
         sources = {kind: self._sources(found, pullable) for kind, found in held.items()}
         records = self._records()
@@ -110,6 +114,7 @@ class Dispatcher:
                 w.record,
                 held[w.namespace],
                 expected[w.namespace],
+                own[w.namespace].get(w.record.worker, 0),
                 sources[w.namespace] if not w.static or w.record.node in pullable else (),
                 records.get(w.record.node),
                 w.block_tokens,
@@ -157,6 +162,7 @@ class Dispatcher:
         worker: WorkerRecord,
         held: Mapping[str, int],
         expected: Mapping[str, int],
+        own_blocks: int,
         sources: Sequence[Source],
         record: NodeRecord | None,
         block_tokens: int,
@@ -172,6 +178,7 @@ class Dispatcher:
             worker=name,
             node=node,
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
+            own_blocks=own_blocks,
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
             busy_s=busy_s,

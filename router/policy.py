@@ -3,7 +3,8 @@
 For every worker: the later of (its queue is done) and (the pull is done), since a pull starts at
 once and overlaps the queue, then the prefill of what is still missing. For every worker the best
 source and the best number of blocks is taken, none included: min(pull, recompute) needs no
-threshold and never lost in replay against a fixed ratio. Least seconds win; ties at random.
+threshold and never lost in replay against a fixed ratio. Least seconds win; of
+equals one that has most of the prefix in its own cache, else chance decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +46,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     prefill: PrefillModel
     block_tokens: int
     block_bytes: int
+    own_blocks: int = 0  # leading blocks that the engine itself holds: it need not even load them
     sources: Sequence[Source] = ()
 
 
@@ -58,6 +60,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     queue_s: float
     pull_s: float
     prefill_s: float
+    own_blocks: int = 0  # of the hit, without a load
 
     @property
     def total_s(self) -> float:
@@ -92,7 +95,9 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
         if decision.total_s <= _tied_up_to(least)
         for number in numbers
     }
-    number = sorted(tied)[draw(len(tied)) if len(tied) > 1 else 0]
+    most = max(decision.own_blocks for decision in tied.values())
+    numbers = sorted(n for n, decision in tied.items() if decision.own_blocks == most)
+    number = numbers[draw(len(numbers)) if len(numbers) > 1 else 0]
     return structs.replace(tied[number], worker=candidates[number].worker)
 
 
@@ -113,7 +118,7 @@ def _kinds(candidates: Sequence[Candidate]) -> list[list[int]]:
             holders[sources] = frozenset(source.node for source in c.sources)
         own = c.node if c.node in holders[sources] else ""  # it pulls from the others only
         size = (c.block_tokens, c.block_bytes)
-        kind = (c.hit_blocks, c.busy_s, id(c.prefill), sources, own, size)
+        kind = (c.hit_blocks, c.own_blocks, c.busy_s, id(c.prefill), sources, own, size)
         groups.setdefault(kind, []).append(number)
     return list(groups.values())
 
@@ -125,7 +130,8 @@ def _soonest_first(
 
     def bound_s(candidate: Candidate) -> float:
         reach = max((s.blocks for s in candidate.sources), default=0)
-        reach = min(max(reach, candidate.hit_blocks), _usable(prompt_tokens, candidate))
+        reach = max(reach, candidate.hit_blocks, candidate.own_blocks)
+        reach = min(reach, _usable(prompt_tokens, candidate))
         cached = reach * candidate.block_tokens
         seconds = candidate.busy_s + candidate.prefill.seconds(prompt_tokens, cached)
         return seconds * (1 - 1e-9)  # sums of floats are not exact
@@ -142,8 +148,10 @@ def _usable(prompt_tokens: int, candidate: Candidate) -> int:
 def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
     usable = _usable(prompt_tokens, candidate)
-    hit = min(candidate.hit_blocks, usable)
-    source, pulled = _best_pull(prompt_tokens, candidate, hit, usable)
+    hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
+    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable)
+    if source is None:
+        hit = max(hit, own)
     return Decision(
         worker=candidate.worker,
         hit_blocks=hit,
@@ -152,18 +160,20 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
         queue_s=candidate.busy_s,
         pull_s=_pull_s(source, pulled * candidate.block_bytes),
         prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
+        own_blocks=own,
     )
 
 
 def _best_pull(
-    prompt_tokens: int, candidate: Candidate, hit: int, usable: int
+    prompt_tokens: int, candidate: Candidate, hit: int, own: int, usable: int
 ) -> tuple[Source | None, int]:
     """From whom to pull and how many of the ``usable`` blocks behind ``hit``; nobody and 0 if
     computing them is as fast."""
 
     def total_s(source: Source | None, count: int) -> float:
         pull_s = _pull_s(source, count * candidate.block_bytes)
-        cached = (hit + count) * candidate.block_tokens
+        # a pull starts where the node's blocks end, also where the engine has more itself
+        cached = max(hit + count, own) * candidate.block_tokens
         return max(candidate.busy_s, pull_s) + candidate.prefill.seconds(prompt_tokens, cached)
 
     best: tuple[Source | None, int] = (None, 0)

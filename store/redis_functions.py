@@ -56,15 +56,18 @@ class RedisFunctions:
     The library is the text of ``files`` (X for X.lua), one after the other, and is called after
     the last of them.
 
-    ``url`` is redis://, rediss:// or unix://, or names Sentinels or a cluster (`redis_primary`);
-    what it holds besides the address appears in no message. No call waits more than ``timeout_s``.
+    ``area`` sets its keys apart from those of the same library for another use. ``url`` is
+    redis://, rediss:// or unix://, or names Sentinels or a cluster (`redis_primary`); what it
+    holds besides the address appears in no message. No call waits more than ``timeout_s``.
 
     Raises:
         ConfigError: the URL is none of these.
     """
 
-    def __init__(self, url: str, fleet: str, *files: str, timeout_s: float = 1.0) -> None:
-        self.prefix = f"pf{SCHEMA_VERSION}:{{{fleet}}}:".encode()
+    def __init__(
+        self, url: str, fleet: str, *files: str, area: str = "", timeout_s: float = 1.0
+    ) -> None:
+        self.prefix = f"pf{SCHEMA_VERSION}:{{{fleet}}}:{area and area + ':'}".encode()
         self.timeout_s = timeout_s
         self._files = files
         self._primary: Primary | None = None

@@ -41,6 +41,7 @@ class RedisIndex:
     """`PrefixIndex` in Redis >= 7 or Valkey. Owned by one event loop; connects at the first call.
 
     ``max_events`` bounds the stream that `follow` reads; who falls behind sees a `StreamGap`.
+    Indexes of one fleet with different ``area`` know nothing of each other.
     """
 
     def __init__(
@@ -51,8 +52,11 @@ class RedisIndex:
         lease_s: float = 3.0,
         timeout_s: float = 1.0,
         max_events: int = 10_000,
+        area: str = "",
     ) -> None:
-        self._functions = RedisFunctions(url, fleet, "bitmaps", "redis_index", timeout_s=timeout_s)
+        self._functions = RedisFunctions(
+            url, fleet, "bitmaps", "redis_index", area=area, timeout_s=timeout_s
+        )
         self._lease_s = lease_s
         self._max_events = max_events
         self._term = 0

@@ -1,14 +1,14 @@
 # setup  makes .venv            demo   shows the main job on this machine
 # test   checks and all tests   check  format, lint, types, layers only
 # bench  prints the figures     clean  removes what setup made
-# chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds
+# chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds    soak  breaks nothing: is all flat?
 # fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # by themselves: quality.py takes an hour, router.py wants the machine to itself, eviction.py a trace
 BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py policies.py)
 
-.PHONY: setup demo test check bench chaos fuzz clean
+.PHONY: setup demo test check bench chaos soak fuzz clean
 
 setup: $(VENV)/.installed
 
@@ -35,6 +35,10 @@ SEED ?= 1
 CHAOS_S ?= 60
 chaos: setup
 	$(PY) tests/chaos/run.py --seed $(SEED) --seconds $(CHAOS_S)
+
+SOAK_S ?= 600
+soak: setup
+	$(PY) tests/chaos/run.py --soak --seconds $(SOAK_S) --nodes 2 --routers 1 --clients 1
 
 FUZZ_S ?= 60
 fuzz: setup

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
-from prefixfleet.cluster.leftovers import end_processes, remove_files
+from prefixfleet.cluster.earlier_runs import DEMO, clear_demos, clear_run
 from prefixfleet.cluster.run_state import RunDir, RunState, StateHome
 from prefixfleet.cluster.settings import check_model
 from prefixfleet.store.errors import ConfigError
@@ -46,6 +46,7 @@ def up(options: argparse.Namespace) -> int:
     with ExitStack() as stack:
         directory.lock()
         stack.callback(directory.unlock)
+        clear_run(directory)
         return asyncio.run(_serve(directory, options))
 
 
@@ -81,7 +82,7 @@ def _detach(directory: RunDir, options: argparse.Namespace) -> int:
     state = directory.read()
     if state and state.supervisor_alive():
         raise ConfigError(f"a fleet is already up at {state.endpoint}; `prefixfleet down` stops it")
-    directory.forget()
+    clear_run(directory)
     command = [sys.executable, "-m", "prefixfleet.cluster", "up", *_arguments(options)]
     log_file = directory.logs / "up.log"
     # its password is for the environment: everybody may read a command line
@@ -135,11 +136,7 @@ def down(options: argparse.Namespace) -> int:
         with console.status("stopping the fleet"):
             while state.supervisor_alive() and time.monotonic() < deadline:
                 time.sleep(LOOK_S)
-    left = end_processes(state.run, 5.0)
-    files = remove_files(Path(state.runtime_dir)) if state.runtime_dir else []
-    if left or files:
-        raise ConfigError(f"could not end processes {left} or remove {files}")
-    directory.forget()
+    clear_run(directory)
     console.print(f"fleet {directory.path.name!r} is down")
     return 0
 
@@ -160,7 +157,10 @@ def demo(options: argparse.Namespace) -> int:
     """Start a fleet of two, show what sharing gains, and stop it; 1 if any answer differs."""
     started = time.monotonic()
     _check_models(options.model)
-    directory = StateHome.of_user().fleet(f"demo-{os.getpid()}")
+    home = StateHome.of_user()
+    for name in clear_demos(home):
+        _say(f"cleared away what {name} had left")
+    directory = home.fleet(f"{DEMO}{os.getpid()}")
     directory.create()
     directory.lock()
     try:

@@ -30,6 +30,7 @@ from prefixfleet.cluster.connector_identity import (
     AdapterDigests,
     block_content,
     check_supported,
+    own_events,
     read_namespace,
 )
 from prefixfleet.cluster.connector_metrics import ConnectorMetrics, ConnectorStats
@@ -74,7 +75,11 @@ class PrefixfleetConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[mis
         self._handshake: Handshake | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerHalf(
-                socket, engine, AdapterDigests(default_cache_dir()), time.monotonic
+                socket,
+                engine,
+                AdapterDigests(default_cache_dir()),
+                time.monotonic,
+                own_events(vllm_config),
             )
         else:
             self._worker = WorkerHalf(socket, engine)

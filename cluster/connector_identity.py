@@ -39,6 +39,7 @@ ROPE_BY_POSITION = ("default", "linear", "yarn", "llama3")
 
 CONTENT_OF_KERNEL = {
     "vec": Content.KEYS_TRANSPOSED,  # the CPU's; its kernels for AMX and NEON pack otherwise
+    "vec16": Content.KEYS_TRANSPOSED,
     "FLASH_ATTN": Content.PLAIN,
     "FLASHINFER": Content.PLAIN,
     "TRITON_ATTN": Content.PLAIN,
@@ -124,6 +125,15 @@ def block_content(
             "to 'exact' (PREFIXFLEET_WORKER_ENCODING)"
         )
     return CONTENT_OF_KERNEL[kernel]
+
+
+def own_events(config: "VllmConfig") -> dict[str, str]:
+    """Where the engine tells of its own cache, as this host reaches it; nothing if it does not."""
+    events = config.kv_events_config
+    if events is None or not events.enable_kv_cache_events or events.publisher != "zmq":
+        return {}
+    found = {"events": events.endpoint, "replay": events.replay_endpoint or ""}
+    return {name: where.replace("://*:", "://127.0.0.1:") for name, where in found.items()}
 
 
 class AdapterDigests:

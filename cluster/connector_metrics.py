@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 
 COUNTERS = {
     "loaded_blocks": "Blocks copied from the node's pool into the engine",
+    "load_seconds": "Seconds of copying blocks from the node's pool into the engine",
     "failed_loads": "Loads that brought fewer blocks than wanted; the rest was computed",
     "saved_blocks": "Blocks handed to the node's pool, those it had already among them",
     "dropped_blocks": "Blocks that could not be saved; a later miss",
@@ -28,13 +29,13 @@ class ConnectorStats(KVConnectorStats):  # type: ignore[misc]
 
     def reset(self) -> None:
         """Begin to count anew."""
-        self.data: dict[str, int] = {}
+        self.data: dict[str, float] = {}
 
     def aggregate(self, other: KVConnectorStats) -> "ConnectorStats":
         """Both counts in one."""
         return ConnectorStats(dict(Counter(self.data) + Counter(other.data)))
 
-    def reduce(self) -> dict[str, int | float]:
+    def reduce(self) -> dict[str, float]:
         """For the engine's log."""
         return dict(self.data)
 

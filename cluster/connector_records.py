@@ -57,6 +57,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saves: Counter[int] = field(default_factory=Counter)  # ranks that are done with a save
     failed_loads: dict[str, int] = field(default_factory=dict)  # request: blocks before the fault
     dropped_blocks: int = 0  # of saves that failed
+    load_s: float = 0.0  # of copying blocks in; of the slowest rank
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both reports in one."""
@@ -65,7 +66,8 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
         for request, good in other.failed_loads.items():
             failed[request] = min(good, failed.get(request, good))
         dropped = self.dropped_blocks + other.dropped_blocks
-        return Report(self.saves + other.saves, failed, dropped)
+        load_s = max(self.load_s, other.load_s)
+        return Report(self.saves + other.saves, failed, dropped, load_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

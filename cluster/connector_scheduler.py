@@ -7,7 +7,7 @@ blocks' bytes. The order of its hooks within one engine step is that of the meth
 import itertools
 import logging
 import uuid
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,8 +56,11 @@ class SchedulerHalf:
         engine: str,
         adapter_digest: AdapterDigest,
         clock: Callable[[], float],
+        events: Mapping[str, str] | None = None,
     ) -> None:
+        """``events`` says where the engine tells of its own cache: fields of the hello."""
         self._socket = socket
+        self._events = events or {}
         self._engine = engine
         self._adapter_digest = adapter_digest
         self._clock = clock
@@ -75,7 +78,7 @@ class SchedulerHalf:
         self._new_saves: list[Save] = []
         self._cancelled: set[int] = set()
         self._finishing: set[str] = set()
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(int)
         self._losses = 0  # of the daemon, counted so far
 
     def open(self, handshakes: Mapping[int, Handshake]) -> None:
@@ -162,6 +165,7 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta or Report()
         self._failed.update(report.failed_loads)
         self._counts["dropped_blocks"] += report.dropped_blocks
+        self._counts["load_seconds"] += report.load_s
         for number, ranks in report.saves.items():
             self._open[number].ranks -= ranks
             if self._open[number].ranks == 0:
@@ -192,11 +196,12 @@ class SchedulerHalf:
             self._finishing.add(request_id)
         return waits, {PARAMS_KEY: outcome}
 
-    def take_counts(self) -> dict[str, int]:
+    def take_counts(self) -> dict[str, float]:
         """What happened since the last call, by names of `connector_metrics.COUNTERS`."""
         losses, self._losses = self._client.losses - self._losses, self._client.losses
-        counts, self._counts = self._counts + Counter(daemon_losses=losses), Counter()
-        return dict(counts)
+        counts, self._counts = self._counts, defaultdict(int)
+        counts["daemon_losses"] = losses
+        return {name: count for name, count in counts.items() if count}
 
     @property
     def is_busy(self) -> bool:
@@ -218,7 +223,8 @@ class SchedulerHalf:
 
     def _connect(self) -> None:
         namespace = in_era(self._namespace, self._era)
-        fields = hello(self._engine, "scheduler", 0, namespace, self._layout)
+        known = hello(self._engine, "scheduler", 0, namespace, self._layout)
+        fields = {**known, **self._events}
         self._client = EngineClient(self._socket, fields)
         self._client.start()
 

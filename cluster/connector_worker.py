@@ -102,7 +102,7 @@ class WorkerHalf:
     def take_report(self) -> Report | None:
         """What the scheduler half must hear of."""
         report, self._report = self._report, Report()
-        return report if report.saves or report.failed_loads else None
+        return report if report.saves or report.failed_loads or report.load_s else None
 
     def _note_saved(self, saved: list[SaveDone]) -> None:
         for done in saved:
@@ -112,6 +112,7 @@ class WorkerHalf:
         self._open = +self._open
 
     def _note_loaded(self, done: LoadDone) -> None:
+        self._report.load_s += done.seconds
         lost = done.load.blocks[done.good :]
         if lost:
             self._report.failed_loads[done.load.request] = done.good

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Mapping
 from importlib import metadata
+from typing import Any
 
 from prefixfleet.cluster.settings import WorkerSettings
 
@@ -44,6 +45,7 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
         "--kv-cache-memory-bytes": settings.kv_cache_bytes,
         "--generation-config": "vllm",
         "--kv-transfer-config": json.dumps(transfer),
+        "--kv-events-config": json.dumps(_events(settings)),
     }
     for name, value in options.items():
         command += [name, str(value)]
@@ -51,6 +53,17 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
     if _is_cpu_build():
         command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)]
     return command
+
+
+def _events(settings: WorkerSettings) -> dict[str, Any]:
+    """The engine's own KV events, on sockets that only this user reaches: they hold tokens."""
+    place = settings.socket_path.parent / settings.name
+    return {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"ipc://{place}.kve",
+        "replay_endpoint": f"ipc://{place}.kvr",
+    }
 
 
 def engine_environ(settings: WorkerSettings, base: Mapping[str, str]) -> dict[str, str]:

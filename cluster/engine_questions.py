@@ -19,6 +19,7 @@ from prefixfleet.store.slot import SlotLayout
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Rank = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+Endpoint = Annotated[str, msgspec.Meta(max_length=256, pattern=r"^((tcp|ipc)://\S+)?$")]
 Budget = Annotated[float, msgspec.Meta(ge=0, le=600)]
 
 
@@ -33,6 +34,8 @@ class Hello(msgspec.Struct, frozen=True, tag_field="op", tag="hello", kw_only=Tr
     namespace: dict[str, Any]
     payload_bytes: int
     shards: int
+    events: Endpoint = ""  # ZeroMQ, of the engine's own KV events; empty: it tells none
+    replay: Endpoint = ""
 
     def identity(self) -> Namespace:
         """The engine's namespace. Raises `ConfigError`."""

@@ -50,11 +50,20 @@ class EngineServer:
     """Serves engines on one Unix socket that only this user may open.
 
     Owned by the daemon's event loop. `open` takes the socket, `close` drops every session.
+    ``gone`` is told of each connection's end that was made ``welcome``.
     """
 
-    def __init__(self, path: Path, *, welcome: Welcome, outcome: Callable[[Outcome], None]) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        welcome: Welcome,
+        gone: Callable[[Hello], None],
+        outcome: Callable[[Outcome], None],
+    ) -> None:
         self._path = path
         self._welcome = welcome
+        self._gone = gone
         self._outcome = outcome
         self._ids = itertools.count(1)
         self._sessions: dict[int, asyncio.Task[None]] = {}
@@ -103,6 +112,8 @@ class EngineServer:
         finally:
             session.end()
             del self._sessions[number]
+            if session.hello is not None:
+                self._gone(session.hello)
 
     def _refuse(self, why: str) -> None:
         self.refused += 1
@@ -124,6 +135,7 @@ class _Session:
         self._writer = writer
         self._outcome = outcome
         self._cache: NodeCache | None = None
+        self.hello: Hello | None = None  # once it was made welcome
         self._preparing: dict[str, asyncio.Task[None]] = {}
 
     async def serve(self, welcome: Welcome) -> None:
@@ -158,6 +170,7 @@ class _Session:
         except ConfigError as error:
             self._answer(hello.id, {"error": str(error)})
             raise
+        self.hello = hello
         self._answer(hello.id, fields)
 
     async def _handle(self, question: Question) -> None:

@@ -5,6 +5,7 @@ Must not know who wants the room.
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 from prefixfleet.cluster.announcer import Announcer
@@ -16,6 +17,8 @@ from prefixfleet.store.pool import SlotPool, Victims
 
 LOOK_S = 1.0
 """How often the mark is looked at while nothing is taken: it goes down by itself."""
+ASKED_BLOCKS = 64
+"""Blocks that are next to go of which the index is asked, each `LOOK_S`, who else holds them."""
 WAIT_S = 1.0
 """Whoever needs room waits so long for the index and the disk, then takes what is free."""
 
@@ -43,6 +46,8 @@ class Evictions:
         self._taken = 0
         self._refused = 0
         self._low = asyncio.Event()
+        self._asked_at = -math.inf
+        self._copied = 0
         self._leaving: set[asyncio.Task[None]] = set()
         self.evicted_blocks = 0
         self.full = 0
@@ -95,16 +100,32 @@ class Evictions:
                     await self._low.wait()
             self._low.clear()
             self._follow()
+            await self._learn_copies()
             if (missing := self._mark.keep_free - self._pool.free_slots) > 0:
                 await self._wait(self._evict(missing))
 
     def room(self) -> dict[str, float]:
-        """The mark, for status: free slots to keep, and the load that it follows."""
-        return {"keep_free": self._mark.keep_free, "taken_per_s": round(self._mark.taken_per_s, 3)}
+        """For status: free slots to keep, the load that this mark follows, and how many of the
+        next `ASKED_BLOCKS` to go another node holds too."""
+        return {
+            "keep_free": self._mark.keep_free,
+            "taken_per_s": round(self._mark.taken_per_s, 3),
+            "next_held_elsewhere": self._copied,
+        }
 
     async def close(self) -> None:
         """Wait a while for blocks that are on their way out."""
         await self._wait(*self._leaving)
+
+    async def _learn_copies(self) -> None:
+        """Before the last copies go, those go of which the fleet has more: ask which these are."""
+        soon = self._mark.keep_free + ASKED_BLOCKS >= self._pool.free_slots
+        if soon and self._clock() - self._asked_at >= LOOK_S:
+            self._asked_at = self._clock()
+            blocks = self._pool.soon(ASKED_BLOCKS)
+            elsewhere = await self._announcer.elsewhere(blocks) if blocks else set()
+            self._pool.note_copies({block: block in elsewhere for block in blocks})
+            self._copied = len(elsewhere)
 
     def _evict(self, count: int) -> "asyncio.Task[None] | None":
         victims = self._pool.choose_victims(count)

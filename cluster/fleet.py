@@ -143,7 +143,16 @@ class RayFleet:
         ray.kill(actor, no_restart=True)
 
     def _init(self) -> None:
+        """Raises `ConfigError` if Ray does not start; it gives its own processes 30 s."""
         logging.getLogger("ray").setLevel(logging.ERROR)
+        try:
+            self._init_ray()
+        except Exception as error:
+            raise ConfigError(
+                f"Ray did not start: {error}; a machine that is busy otherwise may need another try"
+            ) from error
+
+    def _init_ray(self) -> None:
         ray.init(
             address="local",
             namespace=f"prefixfleet-{self._fleet}",

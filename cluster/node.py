@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.disk import Disk, held_disk, open_tier
+from prefixfleet.cluster.engine_caches import EngineCaches
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
 from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
@@ -55,8 +56,14 @@ class NodeDaemon:
     """
 
     def __init__(
-        self, settings: NodeSettings, secret: bytes, index: PrefixIndex, links: Links
+        self,
+        settings: NodeSettings,
+        secret: bytes,
+        index: PrefixIndex,
+        links: Links,
+        engine_index: PrefixIndex | None = None,
     ) -> None:
+        """``engine_index`` is told what engines hold themselves; without it nobody is."""
         self.settings = settings
         self.stats = NodeStats()
         self.url = ""
@@ -79,8 +86,16 @@ class NodeDaemon:
             joined=self._joined,
             clock=time.monotonic,
         )
+        self._engine_caches = (
+            EngineCaches(engine_index, secret, settings.host, time.monotonic)
+            if engine_index
+            else None
+        )
         self._engines = EngineServer(
-            settings.socket_path, welcome=self._welcome, outcome=self.stats.saw_outcome
+            settings.socket_path,
+            welcome=self._welcome,
+            gone=self._gone,
+            outcome=self.stats.saw_outcome,
         )
         self._http = NodeHttp(
             secret=secret,
@@ -97,6 +112,8 @@ class NodeDaemon:
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
             self._stack.push_async_callback(self._close_pool)
+            if self._engine_caches:
+                self._stack.push_async_callback(self._engine_caches.close)
             await self._engines.open()
             self._stack.push_async_callback(self._engines.close)
             self._start(self._announcer.run())
@@ -150,7 +167,7 @@ class NodeDaemon:
         """How the node stands: names, and numbers in the leaves."""
         cache, announcer = self._pool.cache if self._pool else None, self._announcer
         return {
-            "tiers": self._pool.tiers() if self._pool else {},
+            "tiers": self._tiers(),
             "links": self._pool.puller.paths.report() if self._pool else {},
             "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
             "collective": dict(self._pool.replicator.part.counters) if self._pool else {},
@@ -167,6 +184,7 @@ class NodeDaemon:
             "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,
+            "engine_caches": self._engine_caches.numbers() if self._engine_caches else {},
             "refused_engines": self._engines.refused,
             "degraded": self._degraded(),
         }
@@ -198,6 +216,8 @@ class NodeDaemon:
         host = self._pool.host
         host.check_same(kind)
         log.info("engine %s, %s of rank %d, is here", hello.engine, hello.role, hello.rank)
+        if self._engine_caches:
+            self._engine_caches.came(hello)
         return self._pool.cache, {
             "node": self.settings.name,
             "epoch": host.life,
@@ -206,6 +226,19 @@ class NodeDaemon:
             "hash_key": hash_key(self._secret),
             "namespace_digest": kind.digest,
         }
+
+    def _gone(self, hello: Hello) -> None:
+        if self._engine_caches:
+            self._engine_caches.left(hello)
+
+    def _tiers(self) -> dict[str, dict[str, Any]]:
+        """Of each tier its blocks and their size; that of the engines only where they tell."""
+        if self._pool is None:
+            return {}
+        caches = self._engine_caches.numbers() if self._engine_caches else {}
+        held = sum(numbers["resident"] for numbers in caches.values())
+        gpu = {"resident": held, "slot_bytes": self._pool.host.kind.layout.slot_bytes}
+        return ({"gpu": gpu} if caches else {}) | self._pool.tiers()
 
     async def _open_pool(self, kind: Kind) -> "_OpenPool":
         name, folder = self.settings.name, self.settings.runtime_dir
@@ -322,7 +355,8 @@ class NodeDaemon:
     def _degraded(self) -> list[str]:
         disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
         replicating = self._pool.replicator.degraded if self._pool else ""
-        why = (self._announcer.degraded, self._disk_fault, disk, replicating)
+        caches = self._engine_caches.fault if self._engine_caches else ""
+        why = (self._announcer.degraded, self._disk_fault, disk, replicating, caches)
         return [reason for reason in why if reason]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:

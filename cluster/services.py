@@ -10,6 +10,7 @@ from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
 from prefixfleet.cluster.settings import NodeSettings, WorkerSettings
 from prefixfleet.cluster.worker import Worker
+from prefixfleet.store.index import ENGINE_AREA
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
@@ -23,14 +24,20 @@ def node_service(environ: Mapping[str, str]) -> Service:
     async def serve(up: Up, stop: asyncio.Event) -> None:
         settings, fleet = NodeSettings.read(environ), FleetSettings.read(environ)
         secret = fleet.secret()
-        index = RedisIndex(fleet.redis_url.get_secret_value(), fleet.fleet)
+        url = fleet.redis_url.get_secret_value()
+        index, engines = (
+            RedisIndex(url, fleet.fleet),
+            RedisIndex(url, fleet.fleet, area=ENGINE_AREA),
+        )
         try:
-            daemon = NodeDaemon(settings, secret, index, open_links(settings, secret))
+            links = open_links(settings, secret)
+            daemon = NodeDaemon(settings, secret, index, links, engine_index=engines)
             async with daemon:
                 up({"node": settings.name, "http": daemon.url})
                 await daemon.wait(stop)
         finally:
             await index.close()
+            await engines.close()
 
     return serve
 

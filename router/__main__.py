@@ -20,6 +20,7 @@ from prefixfleet.router.processes import run_processes
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.siblings import serve_siblings
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.index import ENGINE_AREA
 from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
@@ -88,9 +89,10 @@ async def _serve(
             stack.push_async_callback(connected.close)
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
-        for later in (orders, loads):
+        engines = RedisIndex(url, fleet.fleet, area=ENGINE_AREA)
+        for later in (orders, loads, engines):
             stack.push_async_callback(later.close)
-        outside = Fleet(index, registry, secret, orders, loads)
+        outside = Fleet(index, registry, secret, orders, loads, engines)
         router = await stack.enter_async_context(Router(outside, settings))
         with contextlib.suppress(TimeoutError):  # the first requests should find what there is
             await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)

@@ -14,6 +14,7 @@ from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
 from prefixfleet.router.inflate import body_too_large
+from prefixfleet.router.openapi import add_openapi
 from prefixfleet.router.pages import ROUTER
 from prefixfleet.router.routes import ROUTES, Route
 from prefixfleet.router.serve import serve_prompt
@@ -37,6 +38,7 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     app.router.add_get("/status", pages.status)
     add_admin(app, router.settings.admin_key_file)
     add_dashboard(app)
+    add_openapi(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
 

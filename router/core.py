@@ -60,6 +60,7 @@ class Fleet:
     secret: bytes
     orders: OrderStore | None = None
     loads: Board | None = None
+    engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
 
 
 class Router:
@@ -78,9 +79,15 @@ class Router:
         self.degraded = Degraded(clock)
         self.view = View(clock)
         self.book = Book(clock)
+        self.engine_caches = View(clock)
         self.keys = Keys(settings.keys_file)
         self.limits = Limits(clock)
         self.feed = Feed(fleet.index, self.view, self.degraded)
+        self._cache_feed = (
+            Feed(fleet.engines, self.engine_caches, self.degraded, "index of engines' caches")
+            if fleet.engines
+            else None
+        )
         self.static = StaticWorkers(settings.workers_file)
         self.engines = EngineFeed(fleet.secret, self.degraded, clock)
         self.orders = Orders(fleet.orders, clock)
@@ -102,6 +109,7 @@ class Router:
             self._key,
             clock,
             engines=self.engines.view,
+            caches=self.engine_caches,
             step_s=self._step_s,
         )
         self.turns = Turns(
@@ -147,6 +155,8 @@ class Router:
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
             loops = [self.feed.run(), self.roster.run(), self._reload()]
+            if self._cache_feed is not None:
+                loops.append(self._cache_feed.run())
             if interval_s := self.settings.health_interval_s:
                 loops.append(HealthChecks(self.roster, self.session, interval_s).run())
             if self._board is not None:

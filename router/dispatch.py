@@ -67,12 +67,15 @@ class Dispatcher:
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
         engines: View | None = None,
+        caches: View | None = None,
         step_s: Callable[[str, int], float] = lambda worker, sequences: 0.0,
     ) -> None:
         """``step_s`` gives a worker's seconds a step while it generates so many sequences."""
         self.view = view
         # what static engines hold: no sources of pulls
         self._engines = View(clock) if engines is None else engines
+        # what engines hold in their own caches, besides what their nodes hold for them
+        self._caches = View(clock) if caches is None else caches
         self.book = book
         self._records = records
         self._key = key
@@ -98,9 +101,16 @@ class Dispatcher:
             for kind, chain in chains.items()
         }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
+        own = {kind: self._caches.leading(chain) for kind, chain in chains.items()}
         sources = {kind: self._sources(found) for kind, found in held.items()}
         candidates = [
-            self._candidate(w, held[w.namespace], expected[w.namespace], sources[w.namespace])
+            self._candidate(
+                w,
+                held[w.namespace],
+                expected[w.namespace],
+                own[w.namespace].get(w.name, 0),
+                sources[w.namespace],
+            )
             for w in workers
         ]
         return self._policy(prompt.tokens, candidates, self._draw)
@@ -144,6 +154,7 @@ class Dispatcher:
         worker: Worker,
         held: Mapping[str, int],
         expected: Mapping[str, int],
+        own_blocks: int,
         sources: Sequence[Source],
     ) -> Candidate:
         node = worker.record.node
@@ -152,6 +163,7 @@ class Dispatcher:
             worker=worker.name,
             node=node,
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
+            own_blocks=own_blocks,
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
             # a step that generates for others is under way, and is ended first

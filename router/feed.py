@@ -26,7 +26,11 @@ class Feed:
     """Owned by the router's event loop; the only writer of its view, apart from what it is told
     about requests (`View.assume`, `View.suspect`)."""
 
-    def __init__(self, index: PrefixIndex, view: View, degraded: Degraded) -> None:
+    def __init__(
+        self, index: PrefixIndex, view: View, degraded: Degraded, name: str = "index"
+    ) -> None:
+        """``name`` is what the index is called where it is missed."""
+        self._name = name
         self._index = index
         self._view = view
         self._degraded = degraded
@@ -55,8 +59,9 @@ class Feed:
                 log.info("events of the index were lost (%s): loading it again", gap)
             except IndexUnavailable as error:
                 self._degraded.enter(
-                    "index",
-                    f"changes of the index do not arrive ({error}); routing by what was known",
+                    self._name,
+                    f"changes of the {self._name} do not arrive ({error}); routing by what was "
+                    "known",
                     "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
                 )
                 await asyncio.sleep(RETRY_S)
@@ -66,10 +71,10 @@ class Feed:
         for _ in self._view.load(snapshot):
             await asyncio.sleep(0)
         self.loaded.set()
-        self._degraded.end("index")
+        self._degraded.end(self._name)
         async for event in self._index.follow(snapshot.cursor):
             self._view.apply(event)
-            self._degraded.end("index")
+            self._degraded.end(self._name)
             await asyncio.sleep(0)  # a burst of events lets requests pass between two of them
 
     async def _follow_members(self) -> None:

@@ -3,7 +3,8 @@
 For every worker: the later of (its queue is done) and (the pull is done), since a pull starts at
 once and overlaps the queue, then the prefill of what is still missing. For every worker the best
 source and the best number of blocks is taken, none included: min(pull, recompute) needs no
-threshold and never lost in replay against a fixed ratio. Least seconds win; ties at random.
+threshold and never lost in replay against a fixed ratio. Least seconds win; of
+equals one that has most of the prefix in its own cache, else chance decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -41,6 +42,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     prefill: PrefillModel
     block_tokens: int
     block_bytes: int
+    own_blocks: int = 0  # leading blocks that the engine itself holds: it need not even load them
     sources: Sequence[Source] = ()
 
 
@@ -54,6 +56,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     queue_s: float
     pull_s: float
     prefill_s: float
+    own_blocks: int = 0  # of the hit, without a load
 
     @property
     def total_s(self) -> float:
@@ -70,6 +73,8 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
     decisions = [best_for(prompt_tokens, candidate) for candidate in candidates]
     least = min(decision.total_s for decision in decisions)
     tied = [decision for decision in decisions if decision.total_s <= least * (1 + TIE) + 1e-6]
+    most = max(decision.own_blocks for decision in tied)
+    tied = [decision for decision in tied if decision.own_blocks == most]
     return tied[draw(len(tied))]
 
 
@@ -77,8 +82,10 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
     # The engine computes at least the last token itself
     usable = max(0, prompt_tokens - 1) // candidate.block_tokens
-    hit = min(candidate.hit_blocks, usable)
-    source, pulled = _best_pull(prompt_tokens, candidate, hit, usable)
+    hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
+    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable)
+    if source is None:
+        hit = max(hit, own)
     return Decision(
         worker=candidate.worker,
         hit_blocks=hit,
@@ -87,18 +94,20 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
         queue_s=candidate.busy_s,
         pull_s=_pull_s(source, pulled * candidate.block_bytes),
         prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
+        own_blocks=own,
     )
 
 
 def _best_pull(
-    prompt_tokens: int, candidate: Candidate, hit: int, usable: int
+    prompt_tokens: int, candidate: Candidate, hit: int, own: int, usable: int
 ) -> tuple[Source | None, int]:
     """From whom to pull and how many of the ``usable`` blocks behind ``hit``; nobody and 0 if
     computing them is as fast."""
 
     def total_s(source: Source | None, count: int) -> float:
         pull_s = _pull_s(source, count * candidate.block_bytes)
-        cached = (hit + count) * candidate.block_tokens
+        # a pull starts where the node's blocks end, also where the engine has more itself
+        cached = max(hit + count, own) * candidate.block_tokens
         return max(candidate.busy_s, pull_s) + candidate.prefill.seconds(prompt_tokens, cached)
 
     best: tuple[Source | None, int] = (None, 0)

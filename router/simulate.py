@@ -21,6 +21,8 @@ from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulator import Fleet, Served, Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.eviction import EvictionOrder, LruOrder
+from prefixfleet.store.eviction_value import ValueOrder
 
 OURS = "ours"
 POLICIES = {OURS: lambda: choose, **PEERS}
@@ -102,9 +104,15 @@ def fleet_of(options: argparse.Namespace, policy: Policy, block_tokens: int) -> 
         hardware=hardware,
         policy=policy,
         unbound=policy is choose,
+        order=ValueOrder if policy is choose else _lru,
         ttft_slo_s=options.ttft_slo,
         seed=options.seed,
     )
+
+
+def _lru(slots: int) -> EvictionOrder:
+    """What other systems do."""
+    return LruOrder()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

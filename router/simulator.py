@@ -23,13 +23,17 @@ from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
+from prefixfleet.store.admission import make_room
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.eviction import EvictionOrder, LruOrder
+from prefixfleet.store.eviction import EvictionOrder
+from prefixfleet.store.eviction_value import ValueOrder
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import Pin, SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 
 NAMESPACE = b"simulated"
+ASKED = 64
+"""Blocks that are about to go of which a node asks the index who else holds them."""
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
 
@@ -47,7 +51,7 @@ class Fleet:
     unbound: bool = False  # requests wait in the router until their best worker is free
     ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
     seed: int = 0
-    order: Callable[[], EvictionOrder] = LruOrder
+    order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,9 +256,9 @@ class Simulation:
         running.charge.close()
         node, chain = running.node, running.chain
         running.pin.release()
+        node.pool.observe(chain)
         with node.pool.pin(chain) as here:
-            missing = chain[len(here.hashes) :]
-            self._make_room(node, len(missing))
+            missing = self._admit(node, chain, len(here.hashes))
             parent = here.hashes[-1] if here.hashes else b""
             with node.pool.reserve(parent, missing) as reservation:
                 new = tuple(block for block in missing if reservation.commit(block))
@@ -264,11 +268,16 @@ class Simulation:
         )
         self._look()
 
-    def _make_room(self, node: _Node, blocks: int) -> None:
-        if (short := blocks - node.pool.free_slots) > 0:
-            victims = node.pool.choose_victims(short)
-            self.view.apply(IndexEvent("withdraw", node.member, victims.hashes))
-            node.pool.free(victims)
+    def _admit(self, node: _Node, chain: list[BlockHash], held: int) -> list[BlockHash]:
+        """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
+        pool, missing = node.pool, chain[held:]
+        if pool.free_slots < len(missing):
+            others = {b: self.view.holders(b) - {node.member.node} for b in pool.soon(ASKED)}
+            pool.note_copies({block: len(nodes) for block, nodes in others.items()})
+        room = make_room(pool, missing, held)
+        self.view.apply(IndexEvent("withdraw", node.member, room.victims.hashes))
+        pool.free(room.victims)
+        return missing[: room.blocks]
 
     def _restart(self, node: _Node) -> None:
         node.member = Membership(node.member.node, node.member.epoch + 1, node.member.slot)
@@ -289,7 +298,8 @@ class Simulation:
         return _Node(number, member, self._pool())
 
     def _pool(self) -> SlotPool:
-        return SlotPool(self.fleet.blocks_per_node, self.fleet.order(), self.clock)
+        slots = self.fleet.blocks_per_node
+        return SlotPool(slots, self.fleet.order(slots), self.clock)
 
     def _worker(self, node: _Node) -> Worker:
         fleet = self.fleet

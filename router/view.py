@@ -166,6 +166,11 @@ class View:
                 spans.append((low, middle, nodes & ~here))
         return found
 
+    def holders(self, block: BlockHash) -> set[str]:
+        """The live nodes that hold the block."""
+        nodes_of = self._nodes_of_bits()
+        return {nodes_of[bit] for bit in bits_of(self._blocks[block[:FIELD_BYTES]] & sum(nodes_of))}
+
     def expected(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Like `leading`, for blocks that a node will hold soon because a prompt was sent there."""
         now = self._clock()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from prefixfleet.store.chain import BlockHash, extend_chain
+from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash, extend_chain
 from prefixfleet.store.engine_events import (
     AllCleared,
     BlocksRemoved,
@@ -52,6 +52,7 @@ class EngineMirror:
         self.unfollowed = 0
         self.other_block_tokens = 0  # the engine's own block size, if it is not ours
         self._ours: dict[EngineHash, BlockHash] = {}
+        self._places: dict[BlockHash, tuple[BlockHash, int]] = {}
         self._copies: Counter[tuple[EngineHash, str, int]] = Counter()
         self._held: Counter[EngineHash] = Counter()
 
@@ -59,6 +60,16 @@ class EngineMirror:
     def held(self) -> frozenset[BlockHash]:
         """Every block the engine holds, in our hashes."""
         return frozenset(self._ours.values())
+
+    def __len__(self) -> int:
+        """Blocks that the engine holds."""
+        return len(self._places)
+
+    def segment_head(self, block: BlockHash) -> BlockHash | None:
+        """Head of the segment of a block, see `chain.segment_heads`; None for one that the engine
+        does not hold."""
+        place = self._places.get(block)
+        return place[0] if place else None
 
     def follow(self, batch: EventBatch) -> tuple[Follow, Change]:
         """Apply one batch, live or replayed, in order of sequence."""
@@ -79,6 +90,7 @@ class EngineMirror:
         """Nothing is known any more: the engine restarted, or its events were lost for good."""
         removed = tuple(set(self._ours.values()))
         self._ours.clear()
+        self._places.clear()
         self._copies.clear()
         self._held.clear()
         self.expected = None
@@ -107,14 +119,22 @@ class EngineMirror:
 
     def _store(self, event: BlocksStored) -> set[BlockHash]:
         ours = self._hashes_of(event)
+        above = None if event.parent is None else self._ours.get(event.parent)
         new = set()
         for name, block in zip(event.hashes, ours, strict=False):
             self._copies[name, event.medium, event.group] += 1
             self._held[name] += 1
             if name not in self._ours:
                 self._ours[name] = block
+                self._place(block, above)
                 new.add(block)
+            above = block
         return new
+
+    def _place(self, block: BlockHash, above: BlockHash | None) -> None:
+        head, before = (block, -1) if above is None else self._places.get(above, (above, 0))
+        position = before + 1
+        self._places[block] = (head if position % SEGMENT_BLOCKS else block, position)
 
     def _hashes_of(self, event: BlocksStored) -> Sequence[BlockHash]:
         parent = self._root_of(event.salt) if event.parent is None else self._ours.get(event.parent)
@@ -139,5 +159,7 @@ class EngineMirror:
                 del self._copies[copy]
             if not self._held[name]:
                 del self._held[name]
-                gone.add(self._ours.pop(name))
+                block = self._ours.pop(name)
+                self._places.pop(block, None)
+                gone.add(block)
         return gone

@@ -48,6 +48,16 @@ class EvictionOrder(Protocol):
         """The block leaves, evicted or dropped. It is not offered when this is called."""
         ...
 
+    def soon(self, count: int) -> Sequence[int]:
+        """Up to ``count`` offered slots of which this order wants to know, before they go, whether
+        other nodes hold their blocks too; none if it would make no difference."""
+        ...
+
+    def note_copies(self, slot: int, copies: int) -> bool:
+        """``copies`` other nodes hold this resident block, as the index said of late. Whether
+        that is news."""
+        ...
+
     def worth(self, block: BlockHash, *, position: int) -> float:
         """What it is worth to store this block of the latest request; infinite: at any price."""
         ...
@@ -102,6 +112,14 @@ class LruOrder:
         """See `EvictionOrder`."""
         self._offered.discard(slot)
 
+    def soon(self, count: int) -> Sequence[int]:
+        """See `EvictionOrder`; the time of the last use is all that counts."""
+        return ()
+
+    def note_copies(self, slot: int, copies: int) -> bool:
+        """See `EvictionOrder`."""
+        return False
+
     def worth(self, block: BlockHash, *, position: int) -> float:
         """See `EvictionOrder`; what is new is used last, so it is worth most."""
         return math.inf
@@ -114,6 +132,17 @@ class LruOrder:
                 return slot
             heapq.heappop(self._heap)
         return None
+
+    def oldest(self, count: int) -> list[int]:
+        """Up to ``count`` offered slots, the least recently used first."""
+        found: list[int] = []
+        entries: list[tuple[float, int]] = []
+        while len(found) < count and self.first(now=0.0) is not None:
+            entries.append(heapq.heappop(self._heap))
+            found.append(entries[-1][1])
+        for entry in entries:
+            heapq.heappush(self._heap, entry)
+        return list(dict.fromkeys(found))
 
     def _push(self, slot: int) -> None:
         if len(self._heap) > 2 * len(self._offered) + 64:

@@ -80,6 +80,14 @@ class FifoOrder:
         """See `EvictionOrder`."""
         del self._number[slot]
 
+    def soon(self, count: int) -> Sequence[int]:
+        """See `EvictionOrder`; copies make no difference."""
+        return ()
+
+    def note_copies(self, slot: int, copies: int) -> bool:
+        """See `EvictionOrder`."""
+        return False
+
     def worth(self, block: BlockHash, *, position: int) -> float:
         """See `EvictionOrder`; everything is stored."""
         return math.inf
@@ -146,6 +154,14 @@ class S3FifoOrder:
             self._ghosts[block] = None
             if len(self._ghosts) > self._ghost_room:
                 self._ghosts.popitem(last=False)
+
+    def soon(self, count: int) -> Sequence[int]:
+        """See `EvictionOrder`; copies make no difference."""
+        return ()
+
+    def note_copies(self, slot: int, copies: int) -> bool:
+        """See `EvictionOrder`."""
+        return False
 
     def worth(self, block: BlockHash, *, position: int) -> float:
         """See `EvictionOrder`; everything is stored."""

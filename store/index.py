@@ -48,6 +48,10 @@ class Snapshot:
     cursor: str
 
 
+ENGINE_AREA = "engines"
+"""Name of the fleet's second index: what engines hold in their own caches. Its members are
+engines, and nobody can pull from them."""
+
 FIELD_BYTES = 8
 """Bytes of a block hash that the index keeps. The puller compares the whole hash."""
 

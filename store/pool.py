@@ -8,7 +8,7 @@ blocks always form unbroken chains from a root.
 import math
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
@@ -165,6 +165,20 @@ class SlotPool:
             path.append(self._hash[slot])
             slot = self._tree.parent(slot)
         return path[::-1]
+
+    def soon(self, count: int) -> tuple[BlockHash, ...]:
+        """Up to ``count`` blocks of which the eviction order wants to know, before they go, whether
+        other nodes hold them too: see `note_copies`."""
+        return tuple(self._hash[slot] for slot in self._order.soon(count))
+
+    def note_copies(self, copies: Mapping[BlockHash, int]) -> None:
+        """So many other nodes hold these blocks, as the index said of late; and with a block all
+        that lie before it, as every node evicts leaves first."""
+        for block, others in copies.items():
+            slot = self._slot_of.get(block, NO_SLOT)
+            while slot >= 0 and self._state[slot] == _RESIDENT:
+                news = self._order.note_copies(slot, others)
+                slot = self._tree.parent(slot) if news and others else NO_SLOT
 
     def worth(self, block: BlockHash, position: int) -> float:
         """What the eviction order would give to store this block: see `EvictionOrder.worth`."""

@@ -20,8 +20,8 @@ CALLED_INSIDE = (
     "SSCAN", "TIME", "XADD", "ZADD", "ZMSCORE", "ZPOPMIN", "ZRANGEBYSCORE", "ZREM",
 )  # fmt: skip
 """By our functions on the server, which checks them against the caller's rights."""
-CONNECTING = ("CLIENT|SETINFO", "SELECT")
-"""By the client library when it connects; AUTH and HELLO are open to everybody."""
+CONNECTING = ("CLIENT|SETINFO", "CLUSTER|SLOTS", "SELECT")
+"""When we connect, to a cluster too; AUTH and HELLO are open to everybody."""
 
 
 def acl_rules(fleet: str) -> list[str]:

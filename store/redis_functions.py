@@ -12,23 +12,38 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from redis.asyncio import BlockingConnectionPool, Redis
+from redis.asyncio import BlockingConnectionPool, Redis, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     AuthorizationError,
+    ClusterDownError,
+    MasterDownError,
+    MovedError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
 )
 
 from prefixfleet.store.errors import ConfigError, Fenced, FleetError, IndexUnavailable
+from prefixfleet.store.redis_primary import (
+    EXPECTED,
+    FollowingConnection,
+    FollowingTls,
+    NoSuchPrimary,
+    Primary,
+    Seeds,
+)
 
 SCHEMA_VERSION = 1
 """Part of every key; a library that reads keys another way needs another one."""
 MIN_SERVER_MAJOR = 7
 MAX_CONNECTIONS = 16
+_NOT_HERE = (AskError, ClusterDownError, MasterDownError, MovedError, ReadOnlyError)
+"""What a server says that was the fleet's primary and is it no more, or not yet."""
 
 Argument: TypeAlias = bytes | str | int | float
 Reply: TypeAlias = Any
@@ -41,19 +56,28 @@ class RedisFunctions:
     The library is the text of ``files`` (X for X.lua), one after the other, and is called after
     the last of them.
 
-    ``url`` is redis://, rediss:// or unix://; what it holds besides the address appears in no
-    message. No call waits longer than ``timeout_s``.
+    ``area`` sets its keys apart from those of the same library for another use. ``url`` is
+    redis://, rediss:// or unix://, or names Sentinels or a cluster (`redis_primary`); what it
+    holds besides the address appears in no message. No call waits more than ``timeout_s``.
 
     Raises:
         ConfigError: the URL is none of these.
     """
 
-    def __init__(self, url: str, fleet: str, *files: str, timeout_s: float = 1.0) -> None:
-        self.prefix = f"pf{SCHEMA_VERSION}:{{{fleet}}}:".encode()
+    def __init__(
+        self, url: str, fleet: str, *files: str, area: str = "", timeout_s: float = 1.0
+    ) -> None:
+        self.prefix = f"pf{SCHEMA_VERSION}:{{{fleet}}}:{area and area + ':'}".encode()
         self.timeout_s = timeout_s
         self._files = files
-        self.redis = _client(url, timeout_s)
-        self.server = _address(self.redis)
+        self._primary: Primary | None = None
+        self.redis = self._client(url)
+        self.server = self._primary.name if self._primary else _address(self.redis)
+
+    @property
+    def moves(self) -> int:
+        """How often another server became the fleet's primary; 0 for ever with one server."""
+        return self._primary.moves if self._primary else 0
 
     async def prepare(self) -> None:
         """Check the server and load the library; optional, a call does it where it must.
@@ -96,6 +120,33 @@ class RedisFunctions:
         """Give the connections back."""
         await self.redis.aclose()
 
+    def _client(self, url: str) -> Redis:
+        try:
+            seeds = Seeds.of(url)
+            pool = BlockingConnectionPool.from_url(
+                seeds.plain if seeds else url,
+                protocol=2,
+                max_connections=MAX_CONNECTIONS,
+                timeout=self.timeout_s,
+                retry=Retry(NoBackoff(), 0),  # a change is never sent twice behind our back
+            )
+            if seeds:
+                self._primary = Primary(seeds, self.prefix, self.timeout_s)
+                tls = issubclass(pool.connection_class, SSLConnection)
+                pool.connection_class = FollowingTls if tls else FollowingConnection
+                pool.connection_kwargs["locate"] = self._primary.find
+            pool.connection_class(**pool.connection_kwargs)  # unknown options in the URL
+        except (ValueError, TypeError):
+            # without the cause: its text may hold a piece of the password
+            raise ConfigError(
+                "Redis URL: expected redis://[[user]:password@]host[:port][/db], rediss://..., "
+                f"unix://[[user]:password@]/path, {EXPECTED}, special characters percent-encoded; "
+                "set PREFIXFLEET_REDIS_URL"
+            ) from None
+        redis = Redis.from_pool(pool)
+        redis.response_callbacks.clear()  # replies as they came: what is in them is checked here
+        return redis
+
     def _execute(self, *words: Argument) -> Awaitable[Reply]:
         return self.redis.execute_command(*words)  # type: ignore[no-untyped-call]
 
@@ -131,6 +182,8 @@ class RedisFunctions:
             async with asyncio.timeout(limit_s):
                 return await work
         except (RedisError, OSError, ValueError) as error:
+            if self._primary and isinstance(error, _NOT_HERE):
+                await self.redis.connection_pool.disconnect()  # the next call asks where it is
             raise self._explain(error, limit_s) from error
         finally:
             if task and task.cancelling() > cancelled:
@@ -138,6 +191,8 @@ class RedisFunctions:
 
     def _explain(self, error: Exception, limit_s: float) -> FleetError:
         where = f"Redis at {self.server}"
+        if isinstance(error.__cause__, NoSuchPrimary):  # redis-py wraps what connecting raises
+            return _Refused(str(error.__cause__))
         if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
             return _Refused(f"{where} refused us: {error}")
         if isinstance(error, ResponseError):
@@ -150,28 +205,6 @@ class RedisFunctions:
 
 class _Refused(IndexUnavailable):
     """The server answers, and will not serve us until somebody changes a setting."""
-
-
-def _client(url: str, timeout_s: float) -> Redis:
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            protocol=2,
-            max_connections=MAX_CONNECTIONS,
-            timeout=timeout_s,
-            retry=Retry(NoBackoff(), 0),  # a change is never sent twice behind the caller's back
-        )
-        pool.connection_class(**pool.connection_kwargs)  # unknown options in the URL
-    except (ValueError, TypeError):
-        # without the cause: its text may hold a piece of the password
-        raise ConfigError(
-            "Redis URL: expected redis://[[user]:password@]host[:port][/db], rediss://... or "
-            "unix://[[user]:password@]/path, special characters percent-encoded; set "
-            "PREFIXFLEET_REDIS_URL"
-        ) from None
-    redis = Redis.from_pool(pool)
-    redis.response_callbacks.clear()  # replies as they came: what is in them is checked here
-    return redis
 
 
 def _address(redis: Redis) -> str:

@@ -41,6 +41,7 @@ class RedisIndex:
     """`PrefixIndex` in Redis >= 7 or Valkey. Owned by one event loop; connects at the first call.
 
     ``max_events`` bounds the stream that `follow` reads; who falls behind sees a `StreamGap`.
+    Indexes of one fleet with different ``area`` know nothing of each other.
     """
 
     def __init__(
@@ -51,11 +52,15 @@ class RedisIndex:
         lease_s: float = 3.0,
         timeout_s: float = 1.0,
         max_events: int = 10_000,
+        area: str = "",
     ) -> None:
-        self._functions = RedisFunctions(url, fleet, "bitmaps", "redis_index", timeout_s=timeout_s)
+        self._functions = RedisFunctions(
+            url, fleet, "bitmaps", "redis_index", area=area, timeout_s=timeout_s
+        )
         self._lease_s = lease_s
         self._max_events = max_events
         self._term = 0
+        self._joined_at = self._followed_at = 0  # moves of the index by then
         self.corrupt_records = 0
 
     async def prepare(self) -> None:
@@ -69,6 +74,7 @@ class RedisIndex:
         )
         with _sound("join"):
             slot, epoch, dirty = map(int, reply)
+        self._joined_at = self._functions.moves
         await self._sweep(dirty)
         return Membership(record.node, epoch, slot)
 
@@ -132,6 +138,7 @@ class RedisIndex:
         """See `PrefixIndex`. Read in pages after the cursor was taken: events that come in
         meanwhile are read again by `follow`, and each of them says the last word on its blocks.
         """
+        self._followed_at = self._functions.moves
         try:
             async with asyncio.timeout(SNAPSHOT_LIMIT_S):
                 position, found = await self._state()
@@ -143,7 +150,8 @@ class RedisIndex:
 
     async def follow(self, cursor: str) -> AsyncIterator[IndexEvent]:
         """See `PrefixIndex`. Event ids have no holes within a generation, and a server that
-        lost its memory begins another one."""
+        lost its memory begins another one. One that took over from another may have other events
+        under the same ids."""
         try:
             position = _parse_position(cursor.encode())
         except ValueError as error:
@@ -151,6 +159,8 @@ class RedisIndex:
         was_ahead = False
         while True:
             entries = await self._read_events(position)
+            if self._functions.moves != self._followed_at:
+                raise StreamGap("the index moved to another server")
             for entry_id, event in entries:
                 position = _advance(position, entry_id)
                 yield event
@@ -165,7 +175,10 @@ class RedisIndex:
 
     async def _change(self, function: str, member: Membership, *args: Argument) -> Reply:
         """A call without an answer may still be under way: the next one begins a new term, behind
-        which the server does not do it any more."""
+        which the server does not do it any more. A server that took over may lack what the last
+        one knew: a life does not go on there."""
+        if self._functions.moves != self._joined_at:
+            raise Fenced(f"the index moved to another server since {member.node} joined")
         who = (member.slot, f"{member.epoch} {member.node}", self._max_events, self._term)
         try:
             return await self._functions.call(function, *who, *args)
@@ -241,6 +254,8 @@ class RedisIndex:
             generation, number = (int(value or 0) for value in reply)
         if position[0] not in (0, generation):
             raise StreamGap(f"the index began anew: generation {generation}, not {position[0]}")
+        if position[0] and number < position[1]:
+            raise StreamGap(f"the server has {number} events, we have read {position[1]}")
         return number > position[1]
 
 

@@ -58,7 +58,12 @@ class Section(BaseModel):
 
 
 class FleetSettings(Section):
-    """What every process of a fleet must agree on."""
+    """What every process of a fleet must agree on.
+
+    ``redis_url`` is redis://, rediss:// or unix://; redis+sentinel://[[user]:password@]host,host/[db]
+    ?master=NAME[&sentinel_password=...]; or redis+cluster://[[user]:password@]host,host, where a
+    fleet lies on one shard.
+    """
 
     fleet: str = Field(default="default", pattern=r"^[a-z0-9][a-z0-9-]{0,39}$")
     redis_url: SecretStr = SecretStr("redis://127.0.0.1:6379/0")

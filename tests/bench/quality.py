@@ -101,22 +101,27 @@ def measure(model, codecs, tokens):
     logs = torch.log_softmax(logits[:, TAIL_TOKENS - 1 : -1], -1)
     kl = (logs[0].exp() * (logs[0] - logs)).sum(-1).mean(1)
     same = (logs.argmax(-1) == logs[0].argmax(-1)).float().mean(1)
+    answer = greedy(model, [(layer.keys, layer.values) for layer in cache.layers], logits)
+    # fed with the exact answer, a variant says the same until it would say something else
     cache.crop(-SCORED_TOKENS)
-    answers = greedy(model, cache, logits[:, TAIL_TOKENS - 1])
-    agreed = (answers == answers[0]).long().cumprod(1).sum(1)
+    said = model(answer[:-1].expand(len(variants), -1), past_key_values=cache).logits.argmax(-1)
+    said = torch.cat([logits[:, TAIL_TOKENS - 1].argmax(-1, keepdim=True), said], dim=1)
+    agreed = (said == answer).long().cumprod(1).sum(1)
     return {
         name: {"kl": kl[i].item(), "top1": same[i].item(), "greedy": int(agreed[i])}
         for i, name in enumerate(codecs)
     }
 
 
-def greedy(model, cache, logits):
-    """[variants, GREEDY_TOKENS] token ids."""
-    tokens = [logits.argmax(-1, keepdim=True)]
+def greedy(model, layers, logits):
+    """[GREEDY_TOKENS] token ids after the prompt, of the first row of ``layers`` and ``logits``."""
+    cache = DynamicCache()
+    for i, (keys, values) in enumerate(layers):
+        cache.update(keys[:1, :, :-SCORED_TOKENS], values[:1, :, :-SCORED_TOKENS], i)
+    tokens = [logits[0, TAIL_TOKENS - 1].argmax()[None]]
     while len(tokens) < GREEDY_TOKENS:
-        logits = model(tokens[-1], past_key_values=cache).logits[:, -1]
-        tokens.append(logits.argmax(-1, keepdim=True))
-    return torch.cat(tokens, dim=1)
+        tokens.append(model(tokens[-1][None], past_key_values=cache).logits[0, -1:].argmax(-1))
+    return torch.cat(tokens)
 
 
 def summary(results, codecs):

@@ -20,13 +20,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import aiohttp
 import psutil
-from chaos_faults import CLIENTS_NOTICE, Done, Hand, plan
+from chaos_faults import Done, Hand, plan
 from chaos_fleet import UP_S, ChaosFleet
-from chaos_oracle import Ended, Oracle
+from chaos_oracle import Oracle
+from chaos_verdict import recoveries, spread
 from eventually import until
 
-GRACE_S = 12.0
-"""So long after a fault a client's error may still come from it: restarts take seconds here."""
 RETURN_S = 90.0
 RETURNED = 0.8
 SETTLE_S = 75.0
@@ -92,6 +91,9 @@ class Chaos:
 
     async def _break_things(self) -> None:
         fleet, options = self.fleet, self.options
+        if options.soak:
+            await asyncio.sleep(options.seconds)
+            return
         hand = Hand(fleet, options.seed)
         faults = plan(options.seed, fleet.node_names, fleet.router_names)
         ends_at = self.oracle.now() + options.seconds
@@ -116,12 +118,15 @@ class Chaos:
                     seen = psutil.Process(process.pid)
                     sample = (self.oracle.now(), seen.memory_info().rss, seen.num_fds())
                     self.samples.setdefault(f"{name}/{process.lives}", []).append(sample)
+            with contextlib.suppress(FileNotFoundError):  # one is gone in this moment
+                segments = [path.stat().st_size for path in self.fleet.segments()]
+                sample = (self.oracle.now(), sum(segments), len(segments))
+                self.samples.setdefault("shared memory", []).append(sample)
             await asyncio.sleep(SAMPLE_S)
 
     def _judge(self) -> dict[str, Any]:
         bad = [e for e in self.oracle.ended if e.how != "ok"]
-        recover = [self._recovery(done, bad) for done in self.done]
-        unexcused = [e for e in bad if not self._excused(e)]
+        recover, unexcused = recoveries(self.done, bad)
         return {
             "faults": len(self.done),
             "by_kind": dict(sorted(Counter(d.fault.kind for d in self.done).items())),
@@ -130,30 +135,16 @@ class Chaos:
             "hung": sum(e.how == "hung" for e in bad),
             "errors": dict(Counter(e.how for e in bad)),
             "errors_without_a_fault": [f"{e.began_s:.1f} s {e.how}" for e in unexcused[:20]],
-            "recover_s": {
-                "p50": round(statistics.median(recover), 2) if recover else 0.0,
-                "max": round(max(recover, default=0.0), 2),
-            },
+            "recover_s": spread([s for s in recover.values() if s > 0])
+            | {"faults_that_clients_noticed": sum(s > 0 for s in recover.values())},
+            "fault_s": spread([d.ended_s - d.began_s for d in self.done]),
             "slopes": self._slopes(),
             "details": self.oracle.details[:10],
         }
 
-    def _excused(self, request: Ended) -> bool:
-        """Whether a fault that clients may notice was going on, or just over."""
-        return request.how not in ("wrong", "hung") and any(
-            d.fault.kind in CLIENTS_NOTICE
-            and d.began_s <= request.ended_s
-            and request.began_s <= d.ended_s + GRACE_S
-            for d in self.done
-        )
-
-    def _recovery(self, done: Done, bad: list[Ended]) -> float:
-        """From the fault's beginning to the end of the last error near it; 0 if nobody noticed."""
-        near = [e for e in bad if done.began_s <= e.ended_s <= done.ended_s + GRACE_S]
-        return max((e.ended_s - done.began_s for e in near), default=0.0)
-
     def _slopes(self) -> dict[str, list[float]]:
-        """Bytes and descriptors a minute, of lives of a minute and more, in their second half."""
+        """Bytes and descriptors a minute, of lives of a minute and more, in their second half;
+        of "shared memory" its bytes and segments."""
         slopes = {}
         for life, samples in self.samples.items():
             half = samples[len(samples) // 2 :]
@@ -207,6 +198,9 @@ def main() -> None:
         ("clients", 4),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument(
+        "--soak", action="store_true", help="break nothing; see whether all is flat"
+    )
     report = asyncio.run(Chaos(parser.parse_args()).run())
     report["failed"] = failures(report)
     sys.stdout.write(json.dumps(report) + "\n")

@@ -82,6 +82,49 @@ async def test_a_child_ends_when_its_supervisor_is_killed(tmp_path):
     await until(lambda: not alive(pid))
 
 
+DEAF_CHILD = (
+    "import os, signal, subprocess, sys, time;"
+    "deaf = 'import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)';"
+    "p = subprocess.Popen([sys.executable, '-c', deaf]);"
+    "ignore = {ignore};"
+    "ignore and signal.signal(15, signal.SIG_IGN);"
+    "open({pids!r}, 'w').write(f'{{os.getpid()}} {{p.pid}}.'); time.sleep(600)"
+)
+
+
+@pytest.mark.parametrize("ignore", [False, True], ids=["its child is deaf", "it is deaf too"])
+async def test_nothing_of_a_childs_group_outlives_a_whole_supervisors_group(tmp_path, ignore):
+    """As an engine's core process, which heeds its engine only, once that was killed at once with
+    whoever had started it."""
+    pids = tmp_path / "pids"
+    supervisor = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import os, subprocess, sys; from prefixfleet.cluster.leash import leashed;"
+        "subprocess.Popen(leashed([sys.executable, '-c', sys.argv[1]], grace_s=0.2)).wait()",
+        DEAF_CHILD.format(pids=str(pids), ignore=ignore),
+        start_new_session=True,
+    )
+    await until(lambda: pids.exists() and pids.read_text().endswith("."))
+    engine, core = map(int, pids.read_text().rstrip(".").split())
+
+    os.killpg(supervisor.pid, signal.SIGKILL)
+    await supervisor.wait()
+
+    await until(lambda: not alive(engine) and not alive(core))
+
+
+async def test_a_command_on_a_leash_has_no_child_that_it_does_not_know():
+    code = "import os; print(open(f'/proc/{os.getpid()}/task/{os.getpid()}/children').read())"
+    process = await asyncio.create_subprocess_exec(
+        *leashed([sys.executable, "-c", code]), stdout=asyncio.subprocess.PIPE
+    )
+
+    out, _ = await asyncio.wait_for(process.communicate(), 60)  # the watcher does not hold its end
+
+    assert out.strip() == b""
+
+
 async def test_a_command_whose_supervisor_is_gone_is_not_started(tmp_path):
     command = leashed([sys.executable, "-c", "print('ran')"])
     command[3] = "1"  # as if the parent had died and init had adopted us

@@ -42,6 +42,7 @@ def test_what_an_engine_counts_is_exported(start, exported):
     metrics.observe({"loaded_blocks": 2})
 
     assert (value("loaded_blocks"), value("failed_loads")) == (6, 0)
+    assert value("load_seconds") == rig.counts["load_seconds"] > 0
     assert set(rig.counts) <= set(COUNTERS)
 
 

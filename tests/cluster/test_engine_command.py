@@ -32,6 +32,16 @@ def test_the_connector_is_told_where_its_daemon_is_and_a_failed_load_is_computed
     assert transfer["kv_role"] == "kv_both"
 
 
+def test_an_engine_tells_of_its_own_cache_where_only_this_user_can_listen(settings):
+    events = json.loads(options(engine_command(settings, 9))["--kv-events-config"])
+
+    assert events["enable_kv_cache_events"]
+    assert (events["endpoint"], events["replay_endpoint"]) == (
+        "ipc:///run/w.kve",
+        "ipc:///run/w.kvr",
+    )
+
+
 def test_the_settings_reach_the_engine(settings):
     told = options(engine_command(settings, 4321))
 

@@ -165,6 +165,28 @@ async def test_a_full_pool_makes_room_and_the_index_forgets_what_left(index, fol
         assert daemon.snapshot()["cache"]["evicted_blocks"] >= 72
 
 
+async def test_copies_go_before_the_fleets_last_copies(index, folder):
+    alone, copied = fresh_chain(40), fresh_chain(40)
+    async with (
+        running_node(index, settings_of(folder, "a")) as a,  # 128 slots
+        running_node(index, settings_of(folder, "b")) as b,
+        PlainEngine.connected(a.settings.socket_path) as at_a,
+        PlainEngine.connected(b.settings.socket_path) as at_b,
+    ):
+        await at_a.put(alone)
+        await at_a.put(copied)
+        await at_b.put(copied)
+        await until(lambda: a.snapshot()["tiers"]["dram"]["next_held_elsewhere"])
+
+        await at_a.put(fresh_chain(52))  # 4 more than are free
+        await until(lambda: a.snapshot()["cache"]["evicted_blocks"] >= 4)
+        await until(lambda: matched(index, alone, {"a": 40}))
+        held = await index.match(copied)
+
+        assert held["b"] == 40
+        assert held.get("a", 0) <= 36
+
+
 async def test_a_pool_that_is_all_pinned_gives_no_slot_and_loses_nothing(index, folder):
     chain, more = fresh_chain(128), fresh_chain(4)
     settings = settings_of(folder)

@@ -114,6 +114,34 @@ def test_an_order_with_prices_evicts_nothing_for_less_than_it_is_worth(clock):
     assert len(pool.choose_victims(8).hashes) == 8
 
 
+def test_what_is_said_of_copies_changes_no_books(new_pool, clock):
+    pool = new_pool()
+    for i, blocks in enumerate(requests(3)):
+        clock.advance(0.5)
+        serve(pool, blocks)
+        soon = pool.soon(5)
+
+        assert len(soon) <= 5
+        assert all(pool.match([block]) == 1 for block in soon)
+        pool.note_copies(dict.fromkeys((*soon, *blocks, b"unknown".ljust(16)), i % 3))
+        pool.check()
+
+
+def test_a_copy_goes_before_a_last_copy_that_was_used_a_little_earlier(clock):
+    """And not before one that was not used for long."""
+    pool = SlotPool(SLOTS, ValueOrder(SLOTS), clock)
+    for name in ("older", "old", "copied"):
+        serve(pool, chain(name, 8))
+        clock.advance(100.0 if name == "older" else 1.0)
+    clock.advance(10.0)
+    assert set(pool.soon(3)) == {chain(name, 8)[-1] for name in ("older", "old", "copied")}
+    pool.note_copies({chain("copied", 8)[-1]: 1})
+
+    gone = pool.choose_victims(16).hashes
+
+    assert gone == (*chain("older", 8)[::-1], *chain("copied", 8)[::-1])
+
+
 def test_an_order_starts_anew_when_everything_was_dropped(new_pool, clock):
     pool = new_pool()
     blocks = chain("c", 8)

@@ -12,22 +12,19 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("vllm", reason="vLLM is not installed")
     from vllm import _custom_ops as ops
-    from vllm.v1.attention.backends.cpu_attn import _get_attn_isa
 
-HEADS, TOKENS, CHANNELS = 3, 32, 64
+HEADS, TOKENS = 3, 32
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_planes_are_the_keys_and_values_of_vllms_cpu_kernel(dtype):
-    isa = _get_attn_isa(dtype, TOKENS, CHANNELS)
-    if isa != "vec":
-        pytest.skip(f"this CPU's kernel is {isa!r}, which packs K its own way: exact copies only")
-    keys, values = torch.randn(2, TOKENS, HEADS, CHANNELS).to(dtype)
-    cache = torch.zeros(2, HEADS, TOKENS, 2 * CHANNELS, dtype=dtype)
-    halves = cache.view(2, HEADS, 2 * TOKENS, CHANNELS).chunk(2, dim=2)
+@pytest.mark.parametrize(("kernel", "channels"), [("vec", 64), ("vec16", 80)])
+def test_planes_are_the_keys_and_values_of_vllms_cpu_kernel(dtype, kernel, channels):
+    keys, values = torch.randn(2, TOKENS, HEADS, channels).to(dtype)
+    cache = torch.zeros(2, HEADS, TOKENS, 2 * channels, dtype=dtype)
+    halves = cache.view(2, HEADS, 2 * TOKENS, channels).chunk(2, dim=2)
 
     slots = torch.arange(TOKENS, 2 * TOKENS)  # the tokens of block 1
-    ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, isa)
+    ops.cpu_attn_reshape_and_cache(keys, values, *halves, slots, kernel)
 
     layout = PagedLayout.from_tensors({"a": cache}, content=Content.KEYS_TRANSPOSED)
     k, v = split(layout.pages[0], layout.content, channel_keys=False)

@@ -59,7 +59,13 @@ def dispatcher(seen):
         seen.update({candidate.node: candidate for candidate in candidates})
         return choose(tokens, candidates, draw)
 
-    return Dispatcher(view, Book(clock), lambda: records, b"k" * 32, clock, policy=policy)
+    caches = View(clock)
+    engine = Membership("worker of elsewhere", 1, 0)
+    caches.apply(IndexEvent("join", engine))
+    caches.apply(IndexEvent("publish", engine, tuple(CHAIN[:3])))
+    return Dispatcher(
+        view, Book(clock), lambda: records, b"k" * 32, clock, policy=policy, caches=caches
+    )
 
 
 def test_only_the_longest_holders_are_compared(dispatcher, seen):
@@ -67,6 +73,14 @@ def test_only_the_longest_holders_are_compared(dispatcher, seen):
 
     blocks = [source.blocks for source in seen["elsewhere"].sources]
     assert blocks == list(range(HOLDERS, HOLDERS - MAX_SOURCES, -1))
+
+
+def test_what_an_engine_holds_itself_counts_for_it_alone_and_is_no_source(dispatcher, seen):
+    workers = [worker_on("elsewhere"), worker_on("n0")]
+    dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN}, workers)
+
+    assert (seen["elsewhere"].own_blocks, seen["n0"].own_blocks) == (3, 0)
+    assert {s.node for s in seen["n0"].sources} <= {f"n{number}" for number in range(HOLDERS)}
 
 
 def test_a_node_is_no_source_for_itself_and_its_own_link_speeds_count(dispatcher, seen):

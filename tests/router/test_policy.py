@@ -54,6 +54,36 @@ def test_a_busy_holder_loses_to_an_idle_worker_that_pulls():
     assert (decision.worker, decision.pull_blocks, decision.source) == ("a", 60, source(60))
 
 
+def test_of_equals_the_engine_that_holds_the_prefix_itself_wins():
+    loads = replace(IDLE, hit_blocks=50)
+    holds = replace(IDLE, worker="b", hit_blocks=50, own_blocks=50)
+
+    for candidates in ([loads, holds], [holds, loads]):
+        assert choose(1_000, candidates, first).worker == "b"
+
+
+def test_an_engine_that_holds_more_than_its_node_need_not_compute_it():
+    decision = best_for(1_000, replace(IDLE, hit_blocks=10, own_blocks=50))
+
+    assert (decision.hit_blocks, decision.own_blocks, decision.pull_blocks) == (50, 50, 0)
+
+
+def test_what_the_engine_holds_itself_is_not_pulled_for():
+    decision = best_for(1_000, replace(IDLE, own_blocks=60, sources=[source(60)]))
+
+    assert (decision.hit_blocks, decision.pull_blocks, decision.source) == (60, 0, None)
+
+
+def test_a_pull_beyond_what_the_engine_holds_starts_where_the_node_ends():
+    """The node does not have what the engine has: those blocks travel too, and are counted."""
+    candidate = replace(IDLE, hit_blocks=10, own_blocks=20, sources=[source(60)])
+
+    decision = best_for(1_000, candidate)
+
+    assert (decision.hit_blocks, decision.pull_blocks) == (10, 50)
+    assert decision.pull_s == pull_seconds(50 * IDLE.block_bytes, FAST)
+
+
 def test_a_slow_link_is_not_used():
     decision = best_for(1_000, replace(IDLE, sources=[source(60, SLOW)]))
 

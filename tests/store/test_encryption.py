@@ -2,7 +2,6 @@
 
 import mmap
 import random
-import secrets
 
 import pytest
 
@@ -95,7 +94,7 @@ def test_the_same_block_never_looks_the_same(tmp_path):
         assert first[at : at + size] != second[at : at + size]
 
 
-@pytest.mark.parametrize("key", [bytes(32), secrets.token_bytes(32)])
+@pytest.mark.parametrize("key", [bytes(32), bytes(range(32, 64))])
 def test_another_key_finds_nothing(tmp_path, key):
     written(tmp_path)
 

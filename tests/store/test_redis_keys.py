@@ -1,7 +1,6 @@
 """Keys of the index that are foreign, damaged or lost."""
 
 import asyncio
-import os
 
 import pytest
 import redis.asyncio
@@ -94,7 +93,7 @@ async def test_a_segment_of_another_type_makes_only_its_chains_unavailable(index
     assert await index.match(CHAIN) == {"a": 4}
 
 
-@pytest.mark.parametrize("bitmap", [b"", b"\0", b"\xff" * 600, b"\xfe", os.urandom(100)])
+@pytest.mark.parametrize("bitmap", [b"", b"\0", b"\xff" * 600, b"\xfe", bytes(range(156, 256))])
 async def test_junk_in_a_segment_matches_no_node_that_is_not_there(index, raw, key, bitmap):
     a = await index.join(node_record("a"))
     await index.publish(a, segments(CHAIN, 0))

@@ -137,6 +137,10 @@ class ChaosFleet:
     def pool_file(self, node: str) -> Path:
         return SHARED_MEMORY / f"{pool_prefix(self.folder)}{node}"
 
+    def segments(self) -> list[Path]:
+        """Shared memory of all daemons."""
+        return list(SHARED_MEMORY.glob(f"{pool_prefix(self.folder)}*"))
+
     async def books(self, node: str) -> dict[str, Any]:
         """What a daemon proves of itself now."""
         path = self.folder / f"{node}.check"
@@ -157,7 +161,7 @@ class ChaosFleet:
         self.redis.stop()
         for held in self._held:
             held.close()
-        left = [str(p) for p in SHARED_MEMORY.glob(f"{pool_prefix(self.folder)}*")]
+        left = [str(p) for p in self.segments()]
         left += [str(p) for p in self.folder.glob("*.sock")]
         logs = {p.name: p.read_text(errors="replace") for p in self.folder.glob("*.log")}
         faults = [name for name, text in logs.items() if "Traceback (most recent call" in text]

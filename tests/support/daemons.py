@@ -33,6 +33,7 @@ class Daemons:
     def __enter__(self) -> Self:
         self._thread.start()
         self._index = self.call(self._make_index())
+        self.engine_index = self.call(self._make_index())
         return self
 
     def __exit__(
@@ -87,5 +88,6 @@ class Daemons:
 
     async def _enter(self, settings: Any) -> tuple[NodeDaemon, AsyncExitStack]:
         stack = AsyncExitStack()
-        node = await stack.enter_async_context(running_node(self._index, settings))
+        running = running_node(self._index, settings, engine_index=self.engine_index)
+        node = await stack.enter_async_context(running)
         return node, stack

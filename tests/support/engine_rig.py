@@ -24,6 +24,7 @@ with warnings.catch_warnings():
     from vllm.config import (
         CacheConfig,
         DeviceConfig,
+        KVEventsConfig,
         KVTransferConfig,
         ModelConfig,
         ParallelConfig,
@@ -84,8 +85,10 @@ def engine_config(
     extra: dict[str, Any] | None = None,
     encoding: str = "exact",
     isa: str = "vec",
+    events: Path | None = None,
 ) -> VllmConfig:
-    """What vLLM hands a connector; ``overlap`` is asynchronous scheduling."""
+    """What vLLM hands a connector; ``overlap`` is asynchronous scheduling. With a folder for
+    ``events`` the engine publishes its KV events on sockets in it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         config = VllmConfig(
@@ -109,6 +112,13 @@ def engine_config(
                 kv_connector_extra_config=extra
                 or {"socket": str(socket), "engine": "rig", "encoding": encoding},
             ),
+        )
+    if events:
+        config.kv_events_config = KVEventsConfig(
+            enable_kv_cache_events=True,
+            publisher="zmq",
+            endpoint=f"ipc://{events}/rig.kve",
+            replay_endpoint=f"ipc://{events}/rig.kvr",
         )
     config.parallel_config.tensor_parallel_size = ranks
     config.scheduler_config.async_scheduling = overlap

@@ -33,6 +33,7 @@ class Answer:
     texts: tuple[str, ...]
     outcome: dict[str, Any]
     cached_tokens: int
+    likely: dict[str, float]  # log-probabilities of the first token; asked for by ``logprobs``
 
 
 class Node:
@@ -146,12 +147,14 @@ class Engine:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
         }
         said = post_json(f"{self.url}/v1/completions", question | fields, patience_s)
         return Answer(
             texts=tuple(json.dumps(choice["token_ids"]) for choice in said["choices"]),
             outcome=(said["kv_transfer_params"] or {}).get("prefixfleet", {}),
             cached_tokens=(said["usage"]["prompt_tokens_details"] or {}).get("cached_tokens") or 0,
+            likely=(said["choices"][0]["logprobs"] or {"top_logprobs": [{}]})["top_logprobs"][0],
         )
 
     def forget(self) -> None:
@@ -165,6 +168,10 @@ class Engine:
     def running(self) -> float:
         """Requests that are being computed."""
         return self._gauge("vllm:num_requests_running")
+
+    def load_seconds(self) -> float:
+        """Of copying blocks in, since its start."""
+        return self._gauge("prefixfleet_connector_load_seconds_total")
 
     def _gauge(self, name: str) -> float:
         lines = get(f"{self.url}/metrics").splitlines()

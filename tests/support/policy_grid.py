@@ -19,6 +19,8 @@ from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.simulate import OURS, POLICIES, simulate, speed_up
 from prefixfleet.router.simulator import Fleet
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
+from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.eviction_value import ValueOrder
 
 TRACE = "conversation"
 NOTHING_SHARED = "strangers"
@@ -64,6 +66,7 @@ def run(point: Point) -> dict[str, Any]:
         hardware=hardware,
         policy=POLICIES[point.policy](),
         unbound=point.policy == OURS,
+        order=ValueOrder if point.policy == OURS else lambda slots: LruOrder(),
     )
     arrivals = speed_up(arrivals_of(point.workload, point.requests), point.speed)
     figures, wall_s = simulate(fleet, arrivals, ttft_slo_s=TTFT_SLO_S)

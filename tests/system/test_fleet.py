@@ -108,9 +108,17 @@ def test_status_shows_nodes_workers_and_blocks(fleet, client, environ):
     assert all(node["epoch"] > 0 for node in status["nodes"])
     assert {worker["state"] for worker in status["workers"]} == {"ready"}
     assert sum(n["stats"]["tiers"]["dram"]["resident"] for n in status["nodes"]) > 0
+    wait_until(lambda: engines_hold_something(environ), 30)
     table = prefixfleet(environ, "status")
     assert table.returncode == 0
     assert "node-0" in table.stdout
+
+
+def engines_hold_something(environ):
+    """By their own KV events: the gpu tier, whatever the engines run on."""
+    nodes = json.loads(prefixfleet(environ, "status", "--json").stdout)["nodes"]
+    tiers = [node["stats"]["tiers"].get("gpu", {}) for node in nodes]
+    return len(tiers) == 2 and sum(tier.get("resident", 0) for tier in tiers) > 0
 
 
 def test_the_simulator_tells_what_this_fleet_does(fleet):

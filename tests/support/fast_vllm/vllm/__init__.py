@@ -1,0 +1,1 @@
+"""Stands in for vLLM where its process is started: keeps the connector's contract."""

@@ -37,7 +37,8 @@ def cut(folder: Path, kind: str, count: int) -> list[Trial]:
         assert source.stdout is not None
         contacts = json.loads(source.stdout.readline())["contacts"]
         puller = near.talk(
-            *(*with_ucx("switch"), sys.executable, FOLDER / "broken_pulls.py", kind),
+            *with_ucx("switch"),
+            *(sys.executable, FOLDER / "broken_pulls.py", kind),
             *(next(iter(contacts.values())), str(count)),
         )
         assert puller.stdout is not None

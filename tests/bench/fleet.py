@@ -1,6 +1,6 @@
 """A day of a fleet under load: python tests/bench/fleet.py --json
 
-A killed engine, a killed daemon, a host that is cut off and comes back, a rolling update: who
+A killed engine, a killed daemon, a node frozen or cut off for a while, a rolling update: who
 noticed when, what was lost, and when the hit rate was back. By default four nodes on this machine
 by `prefixfleet up`; with --hosts N a head and N hosts made of namespaces (root; see netns.py), by
 `ray up` with the cluster file we ship. Ray, daemons, workers, links, Redis and router are the real
@@ -62,7 +62,7 @@ class Day:
             return self._journal.worker_left(worker, began)
 
         self._until(lambda: noticed_s() is not None, NOTICE_S, f"{fault} noticed")
-        if fault == "cut_host":
+        if fault in ("cut_host", "frozen_node"):
             time.sleep(CUT_S)
         self._place.undo(node)
         healed = time.monotonic()
@@ -123,7 +123,7 @@ def placed(folder: Path, options: argparse.Namespace) -> Iterator[Hosts | Local]
         yield Hosts(network)
 
 
-def run(place: Hosts | Local, rate: float, faults: list[str]) -> Iterator[tuple[str, Any]]:
+def run(place: Hosts | Local, rate: float, parts: list[str]) -> Iterator[tuple[str, Any]]:
     """Each part of the day, as it ends."""
     yield "up", place.up()
     day = Day(place)
@@ -131,9 +131,11 @@ def run(place: Hosts | Local, rate: float, faults: list[str]) -> Iterator[tuple[
     try:
         day.warm_up()
         names = list(place.workers)
-        for number, fault in enumerate(faults):
-            yield fault, day.broken(fault, names[number % len(names)])
-        yield "update", day.update()
+        for number, part in enumerate(parts):
+            done = (
+                day.update() if part == "update" else day.broken(part, names[number % len(names)])
+            )
+            yield part, done
     finally:
         clients.terminate()
         clients.wait(30)
@@ -153,15 +155,15 @@ def main() -> None:
     options.add_argument("--nodes", type=int, default=4, help="on this machine")
     options.add_argument("--hosts", type=int, default=0, help="hosts beside the head, instead")
     options.add_argument("--rate", type=float, default=8.0, help="requests a second")
-    options.add_argument("--faults", nargs="*", help="of killed_engine, killed_daemon, cut_host")
+    options.add_argument("--parts", nargs="*", help=f"of {Hosts.parts}, {Local.parts}; or all")
     chosen = options.parse_args()
     found: dict[str, Any] = {"engines": "fast_vllm"}
     with (
         tempfile.TemporaryDirectory(prefix="pff-") as folder,
         placed(Path(folder), chosen) as place,
     ):
-        faults = list(place.faults) if chosen.faults is None else chosen.faults
-        for part, figures in run(place, chosen.rate, faults):
+        parts = list(place.parts) if chosen.parts is None else chosen.parts
+        for part, figures in run(place, chosen.rate, parts):
             found[part] = rounded(figures)
             say(f"{part}: {json.dumps(found[part])}")
     print(json.dumps(found))

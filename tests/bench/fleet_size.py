@@ -23,24 +23,25 @@ from prefixfleet.router.simulate import summarise
 from prefixfleet.router.simulator import Fleet, Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks
 
-SIZES = (8, 64, 256, 1_000)
+SIZES = (8, 64, 256)
 RATE = 10.0
 """Requests a second and node."""
-DOCUMENTS_A_NODE, DOCUMENT_BLOCKS = 4, 3
+DOCUMENTS, DOCUMENT_BLOCKS = 64, 3
+OWN = 1 << 40
+"""Blocks from here on are in one prompt only."""
 SEED = 1
 
 
 def arrivals(nodes, requests):
-    """Questions of half a block about documents, a few of them asked far more often."""
+    """Questions of half a block about the same few documents, whatever the fleet's size."""
     dice = random.Random(SEED)
-    documents = nodes * DOCUMENTS_A_NODE
     at_s, found = 0.0, []
     for number in range(requests):
         at_s += dice.expovariate(RATE * nodes)
-        document = min(int(dice.paretovariate(1.1)), documents)
+        document = dice.randrange(DOCUMENTS)
         ids = tuple(document * DOCUMENT_BLOCKS + i for i in range(DOCUMENT_BLOCKS))
         tokens = DOCUMENT_BLOCKS * BLOCK_TOKENS + BLOCK_TOKENS // 2
-        prompt = SharedBlocks((*ids, -1 - number % (1 << 20) & 0xFFFFFFFF), tokens, BLOCK_TOKENS)
+        prompt = SharedBlocks((*ids, OWN + number), tokens, BLOCK_TOKENS)
         found.append(Arrival(at_s, prompt, 1))
     return found
 
@@ -49,7 +50,7 @@ def measured(nodes, requests):
     """One size: figures of the run and of its decisions."""
     fleet = Fleet(
         nodes=nodes,
-        blocks_per_node=2_000,
+        blocks_per_node=500,
         block_tokens=BLOCK_TOKENS,
         shape=LLAMA_70B,
         hardware=dataclasses.replace(HARDWARE, link_bytes_per_s=12.5 * GB),
@@ -89,8 +90,8 @@ def measured(nodes, requests):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="as every bench; prints JSON anyway")
-    options.add_argument("--requests", type=int, default=2_000, help="of each size")
-    options.add_argument("--nodes", type=int, nargs="+", default=SIZES)
+    options.add_argument("--requests", type=int, default=200, help="of each size")
+    options.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="1000 takes minutes")
     chosen = options.parse_args()
     sizes = [measured(nodes, chosen.requests) for nodes in chosen.nodes]
     first, last = sizes[0], sizes[-1]

@@ -13,6 +13,7 @@ import uuid
 from pathlib import Path
 
 import netns
+import psutil
 from chats import write_model
 from fleet_journal import Journal
 from host_fleet import CLUSTER_FILE, FAST, LAUNCH, ask, logs
@@ -34,7 +35,7 @@ done"""
 class Hosts:
     """A head and workers as namespace hosts; an engine each worker. Owned by its caller."""
 
-    faults = ("killed_engine", "killed_daemon", "cut_host")
+    parts = ("killed_engine", "killed_daemon", "cut_host", "update")
 
     def __init__(self, network: netns.Network) -> None:
         self._network = network
@@ -94,12 +95,13 @@ class Hosts:
 class Local:
     """Nodes on this machine, under a Ray of their own. Owned by its caller."""
 
-    faults = ("killed_engine", "killed_daemon")
+    parts = ("killed_engine", "killed_daemon", "frozen_node", "update")
 
     def __init__(self, folder: Path, model: Path, nodes: int) -> None:
         self._folder = folder
         self._fleet = f"bench-{uuid.uuid4().hex[:8]}"
         self._model = model
+        self._frozen: list[int] = []
         self.workers = {f"node-{i}": f"engine-{i}" for i in range(nodes)}
         self.journal = Journal(folder / "load.jsonl")
         self._environ = os.environ | {
@@ -125,14 +127,21 @@ class Local:
         return subprocess.Popen([sys.executable, LOAD, *map(str, arguments)])
 
     def do(self, fault: str, node: str) -> None:
-        """Kill the node's engine or daemon."""
-        named = f'"{self.workers[node]}"' if fault == "killed_engine" else node
-        found = self._engines(named) if fault == "killed_engine" else self._daemons(node)
-        assert len(found) == 1, f"{fault} {node}: got {found}, expected one process"
-        os.kill(found[0], signal.SIGKILL)
+        """Kill the node's engine or daemon, or freeze both with the worker: as a host that is cut
+        off, it answers nobody and refuses nobody."""
+        (engine,), (daemon,) = self._engines(f'"{self.workers[node]}"'), self._daemons(node)
+        if fault == "frozen_node":
+            worker = psutil.Process(engine).ppid()
+            self._frozen = [worker, engine, daemon]
+            for pid in self._frozen:
+                os.kill(pid, signal.SIGSTOP)
+        else:
+            os.kill(engine if fault == "killed_engine" else daemon, signal.SIGKILL)
 
     def undo(self, node: str) -> None:
-        """Nothing of these faults stays."""
+        """Let what is frozen go on."""
+        while self._frozen:
+            os.kill(self._frozen.pop(), signal.SIGCONT)
 
     def update(self) -> None:
         """Another setting for every engine; returns when all have it."""

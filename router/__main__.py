@@ -13,8 +13,9 @@ from pathlib import Path
 import uvloop
 from aiohttp import web
 
-from prefixfleet.router.app import make_app
+from prefixfleet.router.app import lane_routes, make_app
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.lane import LaneRunner
 from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
 from prefixfleet.router.processes import run_processes
 from prefixfleet.router.settings import RouterSettings
@@ -142,8 +143,9 @@ async def _watch(parent: int, stop: asyncio.Event) -> None:
 
 def app_runner(router: Router, sibling_socket: Path | None = None) -> web.AppRunner:
     """Runner of an opened router: a client that leaves cancels its request."""
-    return web.AppRunner(
+    return LaneRunner(
         make_app(router, sibling_socket),
+        lane_routes(router),
         handler_cancellation=True,
         auto_decompress=False,  # `inflate` does it, under a limit and with a clear refusal
         shutdown_timeout=DRAIN_S,

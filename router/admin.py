@@ -6,6 +6,8 @@ POST   /admin/workers/{name}/drain     no new requests; those in flight end by t
 POST   /admin/workers/{name}/resume    requests again
 POST   /admin/workers/{name}/flush     drop the engine's own prefix cache
 DELETE /admin/workers/{name}           take it out; an added one for good, others until `resume`
+POST   /admin/pins                     keep a prompt's prefix on the nodes that hold it; see `pin`
+DELETE /admin/pins                     the same body: no longer
 """
 
 import hashlib
@@ -17,6 +19,7 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
+from prefixfleet.router.admin_pins import pin
 from prefixfleet.router.core import Router
 from prefixfleet.router.errors import (
     JSON,
@@ -50,6 +53,8 @@ def add_admin(app: web.Application, key_file: Path | None) -> None:
     app.router.add_post("/admin/workers/{name}/drain", admin.drain)
     app.router.add_post("/admin/workers/{name}/resume", admin.resume)
     app.router.add_post("/admin/workers/{name}/flush", admin.flush)
+    app.router.add_post("/admin/pins", admin.pin)
+    app.router.add_delete("/admin/pins", admin.unpin)
 
 
 def _read_key(path: Path) -> bytes:
@@ -124,6 +129,14 @@ class _Admin:
         raise NotOffered(
             "the engine has no route to flush its cache; vLLM offers it with VLLM_SERVER_DEV_MODE=1"
         )
+
+    async def pin(self, request: web.Request) -> web.Response:
+        router = self._admit(request)
+        return _json(await pin(router, await request.read(), ends=False))
+
+    async def unpin(self, request: web.Request) -> web.Response:
+        router = self._admit(request)
+        return _json(await pin(router, await request.read(), ends=True))
 
     def _admit(self, request: web.Request) -> Router:
         """The router, for who has the key. Raises `Forbidden`, `Unauthorized`."""

@@ -7,19 +7,26 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from multidict import CIMultiDict
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
+from prefixfleet.router.client import AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
-from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refuse
+from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refusal, refuse
 from prefixfleet.router.inflate import body_too_large
+from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
 from prefixfleet.router.pages import ROUTER
+from prefixfleet.router.plain_request import MAX_BODY_BYTES
 from prefixfleet.router.routes import ROUTES, Route
 from prefixfleet.router.serve import serve_prompt
 
 log = logging.getLogger(__name__)
+
+_OWN_FAULT = "request failed: a fault of the router"
+_TOLD = "the router failed; its log says why"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -45,9 +52,54 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
 
 def _serving(route: Route) -> Handler:
     async def serve(request: web.Request) -> web.StreamResponse:
-        return await serve_prompt(request.app[ROUTER], request, route)
+        router = request.app[ROUTER]
+        client = AnyClient(request, router.settings.max_body_bytes)
+        await serve_prompt(router, client, route)
+        return client.response
 
     return serve
+
+
+def lane_routes(router: Router) -> dict[str, Callable[[LaneClient], Awaitable[None]]]:
+    """What a `Lane` serves itself, by path: the same, for plain requests."""
+    most = router.settings.max_body_bytes
+
+    def serving(route: Route) -> Callable[[LaneClient], Awaitable[None]]:
+        return lambda client: _serve_plain(router, client, route)
+
+    return {route.path: serving(route) for route in ROUTES} if most >= MAX_BODY_BYTES else {}
+
+
+async def _serve_plain(router: Router, client: LaneClient, route: Route) -> None:
+    router.in_flight += 1
+    status = 499  # the client left
+    try:
+        status = await _guarded_plain(router, client, route)
+    finally:
+        router.in_flight -= 1
+        router.metrics.labelled(router.metrics.requests, route.path, f"{status}").inc()
+
+
+async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> int:
+    try:
+        return await serve_prompt(router, client, route)
+    except Refusal as refused:
+        error = refused
+    except (ConnectionError, asyncio.CancelledError):
+        raise  # the client is gone
+    except Exception:
+        log.exception(_OWN_FAULT)
+        error = Refusal(_TOLD)
+    if client.begun:
+        client.hang_up()
+        return error.status
+    headers, body = refusal(error, anthropic=_is_anthropic(route.path))
+    client.answer(error.status, CIMultiDict(headers), body)
+    return error.status
+
+
+def _is_anthropic(path: str) -> bool:
+    return path.startswith("/v1/messages")
 
 
 async def _options(request: web.Request) -> web.Response:
@@ -102,8 +154,8 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
     except (ConnectionError, asyncio.CancelledError):
         raise  # the client is gone
     except Exception:
-        log.exception("request failed: a fault of the router")
-        return _refuse(request, Refusal("the router failed; its log says why"))
+        log.exception(_OWN_FAULT)
+        return _refuse(request, Refusal(_TOLD))
 
 
 def _not_found(request: web.Request) -> NotFound:
@@ -112,4 +164,4 @@ def _not_found(request: web.Request) -> NotFound:
 
 def _refuse(request: web.Request, error: Refusal) -> web.Response:
     """In the shape that the route's clients understand."""
-    return refuse(error, anthropic=request.path.startswith("/v1/messages"))
+    return refuse(error, anthropic=_is_anthropic(request.path))

@@ -1,9 +1,9 @@
 """Load on each worker, in tokens in flight: what this router has put there, and what it heard of
 others.
 
-A request is charged before it is sent, not when it answers, and is released on every way out:
-`Book.charged` is a context manager. What is charged is what the worker must compute: the prompt's
-uncached tokens until the first byte comes back, the sequences it generates from then on.
+A request is charged before it is sent, not when it answers, and is released on every way out. What
+is charged is what the worker must compute: the prompt's uncached tokens until the first byte comes
+back, the sequences it generates from then on.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -33,10 +33,14 @@ class Load(Struct, frozen=True):
         )
 
 
+_NO_LOAD = Load()
+
+
 @dataclass(slots=True, eq=False)
 class Charge:
     """One request's part in a worker's load. Owned by the task that serves the request."""
 
+    worker: str
     tokens: int
     sequences: int
     started_s: float
@@ -95,10 +99,12 @@ class Book:
 
     def load(self, worker: str) -> Load:
         """Present load of ``worker``, by all routers."""
+        page, others = self._pages.get(worker), self._others.get(worker)
+        if page is None and others is None:
+            return _NO_LOAD
         now = self._clock()
-        page = self._pages.get(worker)
-        own = page.load(now) if page else Load()
-        if others := self._others.get(worker):
+        own = page.load(now) if page else _NO_LOAD
+        if others:
             left_s = max(0.0, others.busy_s - (now - self._heard_s))
             return own + Load(others.queued_tokens, others.queued_requests, others.decoding, left_s)
         return own
@@ -134,7 +140,15 @@ class Book:
     def charged(
         self, worker: str, *, tokens: int, sequences: int, expected_s: float
     ) -> Iterator[Charge]:
-        """Charge ``worker`` while the block runs, however it ends.
+        """`charge` and `release` around a block."""
+        charge = self.charge(worker, tokens=tokens, sequences=sequences, expected_s=expected_s)
+        try:
+            yield charge
+        finally:
+            self.release(charge)
+
+    def charge(self, worker: str, *, tokens: int, sequences: int, expected_s: float) -> Charge:
+        """Charge ``worker``; whoever does so calls `release` however the request ends.
 
         ``expected_s`` is the estimate of the prefill alone, without the queue before it.
         """
@@ -144,21 +158,23 @@ class Book:
         now = self._clock()
         others = self._others.get(worker)
         alone = not page.waiting and not (others and others.queued_requests)
-        charge = Charge(tokens, sequences, now, alone=alone, expected_s=expected_s, _page=page)
+        charge = Charge(worker, tokens, sequences, now, alone, expected_s, _page=page)
         if not page.waiting:
             page.since_s = now
         page.begin_prefill(charge)
-        try:
-            yield charge
-        finally:
-            if charge.first_byte_s is None:
-                page.end_prefill(charge, self._clock())
-            else:
-                page.decoding -= charge.sequences
-                page.decodes.discard(charge)
-                self._learn_decode(self._clock() - charge.first_byte_s)
-            if not page.waiting and not page.decoding and self._pages.get(worker) is page:
-                del self._pages[worker]
+        return charge
+
+    def release(self, charge: Charge) -> None:
+        """The request has ended, well or not."""
+        page, now = charge._page, self._clock()
+        if charge.first_byte_s is None:
+            page.end_prefill(charge, now)
+        else:
+            page.decoding -= charge.sequences
+            page.decodes.discard(charge)
+            self._learn_decode(now - charge.first_byte_s)
+        if not page.waiting and not page.decoding and self._pages.get(charge.worker) is page:
+            del self._pages[charge.worker]
 
     def _learn_decode(self, seconds: float) -> None:
         self.decode_s += (seconds - self.decode_s) * DECODE_GAIN if self.decode_s else seconds

@@ -5,6 +5,7 @@ router needs of an upstream.
 """
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
 
 from prefixfleet.router.framing import (
@@ -18,6 +19,10 @@ from prefixfleet.router.framing import (
 
 HIGH_WATER_BYTES = 256 * 1024
 """Bytes held of an answer that its client reads slower than the engine writes."""
+
+
+Sink = Callable[[bytes, bool], None]
+"""Takes a part of a body, which may be empty, and whether it is the last one."""
 
 
 class ConnectionClosed(Exception):
@@ -41,6 +46,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._failure = ""
         self._paused = False
+        self._sink: Sink | None = None
         self._asked = False
         self.answered = False  # whether any byte of the present answer has come
         self.timed_out = False
@@ -80,10 +86,42 @@ class Connection(asyncio.Protocol):
         data = self._body[0] if len(self._body) == 1 else b"".join(self._body)
         self._body.clear()
         self._held_bytes = 0
+        self.release()
+        return data
+
+    async def relay(self, sink: Sink) -> None:
+        """Give ``sink`` what is there of the body and what follows, as it arrives, to its end.
+
+        No task is woken for a part. A sink that cannot take more calls `hold`, later `release`.
+
+        Raises:
+            ConnectionClosed: the answer breaks off.
+        """
+        assert self._framing is not None
+        held = b"".join(self._body)
+        self._body.clear()
+        self._held_bytes = 0
+        if held or self._framing.done:
+            sink(held, self._framing.done)
+        self._sink = sink
+        try:
+            while not self._framing.done:
+                await self._more()
+        finally:
+            self._sink = None
+
+    def hold(self) -> None:
+        """Read no more of the answer until `release`."""
+        if not self._paused and not self._failure:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def release(self) -> None:
+        """Read on."""
         if self._paused:
             self._paused = False
-            self._transport.resume_reading()
-        return data
+            if not self._failure:
+                self._transport.resume_reading()
 
     @property
     def reusable(self) -> bool:
@@ -123,12 +161,15 @@ class Connection(asyncio.Protocol):
         except BadFraming as error:
             self._fail(f"no HTTP answer: {error}")
             self._transport.abort()
-        self._wake()
+        if self._sink is None or (self._framing is not None and self._framing.done):
+            self._wake()
 
     def connection_lost(self, error: Exception | None) -> None:
         """Called by the loop, when either side is done."""
         if error is None and self._framing is not None and self._framing.at_close():
             self._framing.done = True
+            if self._sink is not None:
+                self._sink(b"", True)
         self._stop_watching()
         self._fail(f"{type(error).__name__}: {error}" if error else "closed by the engine")
 
@@ -151,12 +192,13 @@ class Connection(asyncio.Protocol):
     def _take_body(self, data: bytes) -> None:
         assert self._framing is not None
         part = self._framing.feed(data)
-        if part:
+        if self._sink is not None:
+            self._sink(part, self._framing.done)
+        elif part:
             self._body.append(part)
             self._held_bytes += len(part)
-            if self._held_bytes > HIGH_WATER_BYTES and not self._paused:
-                self._paused = True
-                self._transport.pause_reading()
+            if self._held_bytes > HIGH_WATER_BYTES:
+                self.hold()
 
     async def _more(self) -> None:
         if self._failure:

@@ -41,6 +41,7 @@ from prefixfleet.router.tracing import Tracing
 from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
+from prefixfleet.router.wishes import Wishes
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
@@ -109,6 +110,7 @@ class Router:
             self._key,
             clock,
             engines=self.engines.view,
+            pullable=self.p2p_addresses,
             caches=self.engine_caches,
             step_s=self._step_s,
         )
@@ -139,6 +141,7 @@ class Router:
         self._open = AsyncExitStack()
         self.session: aiohttp.ClientSession
         self.hints: Hints
+        self.wishes: Wishes
 
     async def __aenter__(self) -> Self:
         self.keys.load()
@@ -154,6 +157,10 @@ class Router:
             stack.callback(self.pool.close)
             self.hints = Hints(self.session, self._secret, self.view, self.metrics)
             stack.push_async_callback(self.hints.close)
+            self.wishes = Wishes(
+                self.session, self._secret, lambda: self.feed.records, self.metrics
+            )
+            stack.push_async_callback(self.wishes.close)
             loops = [self.feed.run(), self.roster.run(), self._reload()]
             if self._cache_feed is not None:
                 loops.append(self._cache_feed.run())
@@ -199,6 +206,10 @@ class Router:
     def entries(self) -> dict[str, StaticWorker]:
         """Plain engines: from the file, and added by order."""
         return {**self.orders.added(), **self.static.by_name}
+
+    def p2p_addresses(self) -> dict[str, str]:
+        """Addresses of plain engines that pull from each other, by their nodes."""
+        return {entry.node: entry.p2p for entry in self.entries().values() if entry.p2p}
 
     def _step_s(self, worker: str, sequences: int) -> float:
         return self.token_times.seconds(worker, sequences) if sequences else 0.0

@@ -7,7 +7,7 @@ model a worker.
 import heapq
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -24,7 +24,7 @@ from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.records import NodeRecord, PullPlan
+from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each namespace that its workers have."""
@@ -67,12 +67,16 @@ class Dispatcher:
         policy: Policy = choose,
         models: Mapping[str, PrefillModel] | None = None,
         engines: View | None = None,
+        pullable: Callable[[], Container[str]] = frozenset,
         caches: View | None = None,
         step_s: Callable[[str, int], float] = lambda worker, sequences: 0.0,
     ) -> None:
-        """``step_s`` gives a worker's seconds a step while it generates so many sequences."""
+        """``step_s`` gives a worker's seconds a step while it generates so many sequences.
+
+        ``engines`` is what static engines hold, ``pullable`` those that pull from each other.
+        """
         self.view = view
-        # what static engines hold: no sources of pulls
+        self._pullable = pullable
         self._engines = View(clock) if engines is None else engines
         # what engines hold in their own caches, besides what their nodes hold for them
         self._caches = View(clock) if caches is None else caches
@@ -102,14 +106,18 @@ class Dispatcher:
         }
         expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
         own = {kind: self._caches.leading(chain) for kind, chain in chains.items()}
-        sources = {kind: self._sources(found) for kind, found in held.items()}
+        pullable = self._pullable()
+        sources = {kind: self._sources(found, pullable) for kind, found in held.items()}
+        records = self._records()
         candidates = [
             self._candidate(
-                w,
+                w.record,
                 held[w.namespace],
                 expected[w.namespace],
-                own[w.namespace].get(w.name, 0),
-                sources[w.namespace],
+                own[w.namespace].get(w.record.worker, 0),
+                sources[w.namespace] if not w.static or w.record.node in pullable else (),
+                records.get(w.record.node),
+                w.block_tokens,
             )
             for w in workers
         ]
@@ -151,56 +159,70 @@ class Dispatcher:
 
     def _candidate(
         self,
-        worker: Worker,
+        worker: WorkerRecord,
         held: Mapping[str, int],
         expected: Mapping[str, int],
         own_blocks: int,
         sources: Sequence[Source],
+        record: NodeRecord | None,
+        block_tokens: int,
     ) -> Candidate:
-        node = worker.record.node
-        load = self.book.load(worker.name)
+        name, node = worker.worker, worker.node
+        if record is not None or node in held:
+            sources = _over_links(node, record, sources)
+        load = self.book.load(name)
+        busy_s = load.busy_s
+        if load.decoding:  # a step that generates for others is under way, and is ended first
+            busy_s += self._step_s(name, load.decoding)
         return Candidate(
-            worker=worker.name,
+            worker=name,
             node=node,
             hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
             own_blocks=own_blocks,
             queued_tokens=load.queued_tokens,
             queued_requests=load.queued_requests,
-            # a step that generates for others is under way, and is ended first
-            busy_s=load.busy_s + self._step_s(worker.name, load.decoding),
-            prefill=self.prefill_model(worker),
-            block_tokens=worker.block_tokens,
-            block_bytes=worker.record.block_bytes,
-            sources=self._over_links(node, sources),
+            busy_s=busy_s,
+            prefill=self._models.get(name) or first_guess(worker.prefill_tokens_per_s),
+            block_tokens=block_tokens,
+            block_bytes=worker.block_bytes,
+            sources=sources,
         )
 
-    def _sources(self, held: Mapping[str, int]) -> list[Source]:
+    def _sources(self, held: Mapping[str, int], pullable: Container[str]) -> list[Source]:
         """Who holds most and lives, the least asked first, as if no link had been measured."""
-        now, members = self._clock(), self.view.members
+        now, members, engines = self._clock(), self.view.members, self._engines.members
         sources = [
             Source(
                 node=node,
-                epoch=members[node].epoch,
+                epoch=(members.get(node) or engines[node]).epoch,
                 blocks=blocks,
                 link=UNMEASURED,
                 wait_s=max(0.0, self._sending.get(node, 0.0) - now),
             )
             for node, blocks in held.items()
-            if node in members
+            if node in members or (node in engines and node in pullable)
         ]
         return heapq.nsmallest(MAX_SOURCES, sources, key=lambda s: (-s.blocks, s.wait_s))
 
-    def _over_links(self, node: str, sources: Sequence[Source]) -> Sequence[Source]:
-        """``sources`` with the links that ``node`` has measured; a node is none for itself."""
-        record = self._records().get(node)
-        links = record.stats.get("links") if record else None
-        if not isinstance(links, dict) or not links:
-            return [source for source in sources if source.node != node]
+
+def _over_links(
+    node: str, record: NodeRecord | None, sources: Sequence[Source]
+) -> Sequence[Source]:
+    """``sources`` with the links that ``node`` has measured; a node is none for itself.
+
+    The very same ``sources`` where nothing is to be changed: the policy sees by that who is
+    alike.
+    """
+    links = record.stats.get("links") if record else None
+    if isinstance(links, dict) and links:
         return [
             structs.replace(source, link=_read_link(links.get(source.node)) or source.link)
             for source in sources
             if source.node != node
         ]
+    if any(source.node == node for source in sources):
+        return [source for source in sources if source.node != node]
+    return sources
 
 
 def _read_link(measured: object) -> LinkSpeed | None:

@@ -112,11 +112,16 @@ class OrdersUnavailable(Refusal):
 
 def refuse(error: Refusal, *, anthropic: bool = False) -> web.Response:
     """The answer to a refused request, in OpenAI's error shape or in Anthropic's."""
-    headers = {}
+    headers, body = refusal(error, anthropic=anthropic)
+    return web.Response(status=error.status, body=body, headers=headers)
+
+
+def refusal(error: Refusal, *, anthropic: bool = False) -> tuple[dict[str, str], bytes]:
+    """Headers and body of `refuse`."""
+    headers = {"Content-Type": JSON}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    body = anthropic_error_body(error) if anthropic else error_body(error)
-    return web.Response(status=error.status, body=body, headers=headers, content_type=JSON)
+    return headers, anthropic_error_body(error) if anthropic else error_body(error)
 
 
 def error_body(error: Refusal) -> bytes:

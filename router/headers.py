@@ -5,11 +5,15 @@ from collections.abc import Iterable, Mapping
 from multidict import CIMultiDict
 
 from prefixfleet.router.errors import BadRequest
+from prefixfleet.store.retention import MAX_TTL_S
 
 MAX_DEADLINE_MS = 86_400_000
 OURS = "x-prefixfleet-"
 DEADLINE = OURS + "ttft-deadline-ms"
 """A client's own limit on the time to first token: refuse at once what would come later."""
+
+KEEP = OURS + "keep-s"
+"""A client's wish that its prompt's prefix stays for so many seconds on the node that got it."""
 
 _HOP_BY_HOP = {
     "connection",
@@ -51,6 +55,16 @@ def deadline_of(headers: Mapping[str, str]) -> float:
     if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_DEADLINE_MS):
         raise BadRequest(f"{DEADLINE}: got {text!r:.40}, expected 1 to {MAX_DEADLINE_MS}")
     return int(text) / 1_000
+
+
+def keep_of(headers: Mapping[str, str]) -> float:
+    """Seconds of the client's wish; 0 if it has none. Raises `BadRequest`."""
+    text = headers.get(KEEP)
+    if text is None:
+        return 0.0
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= MAX_TTL_S):
+        raise BadRequest(f"{KEEP}: got {text!r:.40}, expected 1 to {MAX_TTL_S:.0f}")
+    return float(text)
 
 
 def to_client(headers: Mapping[str, str], ours: Mapping[str, str]) -> CIMultiDict[str]:

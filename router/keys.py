@@ -25,6 +25,7 @@ Positive = Annotated[float, msgspec.Meta(gt=0)]
 class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One entry of the file. Limits that are absent do not limit.
 
+    ``may_keep`` lets it ask that a prompt's prefix stays on its node (within the node's quota);
     ``dashboard`` lets it watch the whole fleet, every tenant's traffic included.
     ``tier`` labels metrics and may be shared by tenants. Higher ``priority`` goes first;
     among equals, ``weight`` divides the fleet between tenants that wait. The two SLOs stand in the
@@ -36,6 +37,7 @@ class Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     tenant: Annotated[str, msgspec.Meta(min_length=1)]
     tier: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{1,20}$")] = "default"
     shared_cache: bool = False
+    may_keep: bool = False
     dashboard: bool = False
     priority: int = 0
     weight: Positive = 1.0
@@ -50,7 +52,7 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     keys: list[Key]
 
 
-ANYBODY = Key(name="anybody", sha256="0" * 64, tenant="default", shared_cache=True)
+ANYBODY = Key(name="anybody", sha256="0" * 64, tenant="default", shared_cache=True, may_keep=True)
 """Whoever asks a router without a key file."""
 
 
@@ -81,6 +83,10 @@ class Keys:
         if self._file is not None and self._file.changed():
             self.load()
             log.info("%d API keys read from %s", len(self._by_digest), self.path)
+
+    def named(self, name: str) -> Key | None:
+        """The key of that name, if there is one."""
+        return next((key for key in self._by_digest.values() if key.name == name), None)
 
     def check(self, authorization: str | None) -> Key:
         """Whose the ``Authorization`` header is. Raises `Unauthorized`."""

@@ -111,7 +111,12 @@ def _admin() -> dict[str, Any]:
     workers = "/admin/workers"
     one = f"{workers}/{{name}}"
     entry = {"required": True, "content": _content(_JSON_OBJECT)}
+    wish = {"required": True, "content": _content(_MODEL_REQUEST)}
     return {
+        "/admin/pins": {
+            "post": _order("Keep a prefix where it is", "200", "400", "413", requestBody=wish),
+            "delete": _order("Keep it no longer", "200", "400", "413", requestBody=wish),
+        },
         workers: {
             "get": _order("Every worker and its state"),
             "post": _order("Add a plain engine", "201", "400", "409", requestBody=entry),

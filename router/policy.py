@@ -8,10 +8,14 @@ equals one that has most of the prefix in its own cache, else chance decides.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
+
+FEW = 4
+"""Candidates that are sooner looked at than sorted into groups."""
 
 Draw = Callable[[int], int]
 """``draw(n)`` is a random number of 0 to n - 1; injected, so that tests can fix it."""
@@ -69,19 +73,81 @@ Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
 
 
 def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
-    """The decision with the least estimated time to first token. ``candidates`` is not empty."""
-    decisions = [best_for(prompt_tokens, candidate) for candidate in candidates]
-    least = min(decision.total_s for decision in decisions)
-    tied = [decision for decision in decisions if decision.total_s <= least * (1 + TIE) + 1e-6]
-    most = max(decision.own_blocks for decision in tied)
-    tied = [decision for decision in tied if decision.own_blocks == most]
-    return tied[draw(len(tied))]
+    """The decision with the least estimated time to first token. ``candidates`` is not empty.
+
+    The same as `best_for` all of them, but most need not be looked at: those that differ in
+    nothing but their name cost the same, and those that would be too slow even if every block
+    that anybody holds were there already cannot win.
+    """
+    least, kinds = float("inf"), [[number] for number in range(len(candidates))]
+    if len(candidates) > FEW:
+        kinds = _kinds(candidates)
+    found: list[tuple[Decision, list[int]]] = []
+    for bound_s, numbers in _soonest_first(prompt_tokens, candidates, kinds):
+        if bound_s > _tied_up_to(least):
+            break
+        decision = best_for(prompt_tokens, candidates[numbers[0]])
+        least = min(least, decision.total_s)
+        found.append((decision, numbers))
+    tied = {
+        number: decision
+        for decision, numbers in found
+        if decision.total_s <= _tied_up_to(least)
+        for number in numbers
+    }
+    most = max(decision.own_blocks for decision in tied.values())
+    numbers = sorted(n for n, decision in tied.items() if decision.own_blocks == most)
+    number = numbers[draw(len(numbers)) if len(numbers) > 1 else 0]
+    return structs.replace(tied[number], worker=candidates[number].worker)
+
+
+def _tied_up_to(least_s: float) -> float:
+    return least_s * (1 + TIE) + 1e-6
+
+
+def _kinds(candidates: Sequence[Candidate]) -> list[list[int]]:
+    """Positions of the candidates in groups that differ only in names.
+
+    What `best_for` looks at must be in ``kind``, and what saves seconds in the bound below.
+    """
+    groups: dict[tuple[object, ...], list[int]] = {}
+    holders: dict[int, frozenset[str]] = {}
+    for number, c in enumerate(candidates):
+        sources = id(c.sources)
+        if sources not in holders:
+            holders[sources] = frozenset(source.node for source in c.sources)
+        own = c.node if c.node in holders[sources] else ""  # it pulls from the others only
+        size = (c.block_tokens, c.block_bytes)
+        kind = (c.hit_blocks, c.own_blocks, c.busy_s, id(c.prefill), sources, own, size)
+        groups.setdefault(kind, []).append(number)
+    return list(groups.values())
+
+
+def _soonest_first(
+    prompt_tokens: int, candidates: Sequence[Candidate], kinds: list[list[int]]
+) -> list[tuple[float, list[int]]]:
+    """``kinds`` with seconds that none of them can take less than, the fewest first."""
+
+    def bound_s(candidate: Candidate) -> float:
+        reach = max((s.blocks for s in candidate.sources), default=0)
+        reach = max(reach, candidate.hit_blocks, candidate.own_blocks)
+        reach = min(reach, _usable(prompt_tokens, candidate))
+        cached = reach * candidate.block_tokens
+        seconds = candidate.busy_s + candidate.prefill.seconds(prompt_tokens, cached)
+        return seconds * (1 - 1e-9)  # sums of floats are not exact
+
+    bounds = [(bound_s(candidates[numbers[0]]), numbers) for numbers in kinds]
+    return sorted(bounds, key=itemgetter(0))
+
+
+def _usable(prompt_tokens: int, candidate: Candidate) -> int:
+    """Blocks that can be reused: the engine computes at least the last token itself."""
+    return max(0, prompt_tokens - 1) // candidate.block_tokens
 
 
 def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
-    # The engine computes at least the last token itself
-    usable = max(0, prompt_tokens - 1) // candidate.block_tokens
+    usable = _usable(prompt_tokens, candidate)
     hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
     source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable)
     if source is None:

@@ -6,47 +6,48 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiohttp import web
 from msgspec import structs, to_builtins
 
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
+from prefixfleet.router.book import Charge
+from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, TooBusy, TooSlow, UpstreamFailed
-from prefixfleet.router.headers import deadline_of, to_worker
-from prefixfleet.router.inflate import inflate
+from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
+from prefixfleet.router.headers import KEEP, deadline_of, keep_of, to_worker
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
-from prefixfleet.router.tracing import RequestSpan
+from prefixfleet.router.static_workers import remote_kv_source
+from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
+from prefixfleet.store.keep import Keep
 from prefixfleet.store.records import PARAMS_KEY
 
 MAX_WORKERS_TRIED = 3
-BODY_S = 60.0  # 32 MB at 4 Mbit/s
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
-async def serve_prompt(router: Router, request: web.Request, route: Route) -> web.StreamResponse:
-    """Answer one request whose prompt decides where it goes. Raises `Refusal`."""
-    with router.tracing.request(route.path, request.headers) as span:
-        return await _serve(router, request, route, span)
+async def serve_prompt(router: Router, client: Client, route: Route) -> int:
+    """Answer one request whose prompt decides where it goes; the status. Raises `Refusal`."""
+    if not router.tracing.on:
+        return await _serve(router, client, route, NO_SPAN)
+    with router.tracing.request(route.path, client.headers) as span:
+        return await _serve(router, client, route, span)
 
 
-async def _serve(
-    router: Router, request: web.Request, route: Route, span: RequestSpan
-) -> web.StreamResponse:
+async def _serve(router: Router, client: Client, route: Route, span: RequestSpan) -> int:
     received_s = router.clock()
     _refuse_if_full(router)
-    key = router.keys.check(_authorization(request))
+    key = router.keys.check(_authorization(client.headers))
     with router.limits.admitted(key):
-        body = read_body(await _read_bytes(router, request))
+        body = read_body(await client.read())
         model = body.get("model", str)
         if model is None:
             raise BadRequest("the field 'model' is missing or no text", param="model")
@@ -55,13 +56,14 @@ async def _serve(
         router.limits.charge_tokens(key, prompt.tokens)
         passage = Passage(
             router=router,
-            request=request,
+            client=client,
             route=route,
             key=key,
             body=body,
             prompt=prompt,
             received_s=received_s,
-            deadline_s=deadline_of(request.headers),
+            deadline_s=deadline_of(client.headers),
+            keep_s=_keep_s(client.headers, key),
             id=router.new_id(),
             span=span,
         )
@@ -69,22 +71,18 @@ async def _serve(
         return await _try_workers(passage, workers, chains)
 
 
-def _authorization(request: web.Request) -> str | None:
+def _authorization(headers: Mapping[str, str]) -> str | None:
     """The header in which a client names its key: OpenAI's, or Anthropic's."""
-    if "X-Api-Key" in request.headers:
-        return f"Bearer {request.headers['X-Api-Key']}"
-    return request.headers.get("Authorization")
+    if "X-Api-Key" in headers:
+        return f"Bearer {headers['X-Api-Key']}"
+    return headers.get("Authorization")
 
 
-async def _read_bytes(router: Router, request: web.Request) -> bytes:
-    """The body; one that does not arrive in time must not keep a place in flight for ever."""
-    limit = router.settings.max_body_bytes
-    try:
-        async with asyncio.timeout(BODY_S):
-            raw = await request.read()
-    except TimeoutError:
-        raise TooSlow(f"the body did not arrive within {BODY_S:g} s") from None
-    return inflate(raw, request.headers.get("Content-Encoding", ""), limit)
+def _keep_s(headers: Mapping[str, str], key: Key) -> float:
+    keep_s = keep_of(headers)
+    if keep_s and not key.may_keep:
+        raise Forbidden(f"{KEEP}: this API key may not keep prefixes; 'may_keep' of the key file")
+    return keep_s
 
 
 def _refuse_if_full(router: Router) -> None:
@@ -112,9 +110,7 @@ async def _understand(
         return await asyncio.get_running_loop().run_in_executor(router.threads, read)
 
 
-async def _try_workers(
-    passage: Passage, workers: Sequence[Worker], chains: Chains
-) -> web.StreamResponse:
+async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chains) -> int:
     router = passage.router
     left = list(workers)
     failures: list[str] = []
@@ -144,8 +140,11 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.route.takes_plan:
         return passage.body.raw
     fields: dict[str, Any] = {}
+    source = dispatched.decision.source
     if not dispatched.worker.static:
         fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
+    elif source and (address := passage.router.p2p_addresses().get(source.node)):
+        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
     elif TRANSFER_KEY in passage.body.fields:
         fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:
@@ -153,44 +152,52 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     return with_fields(passage.body, fields) if fields else passage.body.raw
 
 
-async def _send(passage: Passage, dispatched: Dispatched) -> web.StreamResponse:
+async def _send(passage: Passage, dispatched: Dispatched) -> int:
     """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
-    router, worker, request = passage.router, dispatched.worker, passage.request
+    router, worker = passage.router, dispatched.worker
     passage.say_why(dispatched)
     node = router.feed.records.get(worker.record.node)
     router.hints.send(node.http if node else "", dispatched)
-    tokens = max(1, passage.prompt.tokens - dispatched.cached_tokens)
-    with (
-        router.turns.ending(),
-        router.book.charged(
-            worker.name,
-            tokens=tokens,
-            sequences=passage.prompt.outputs,
-            expected_s=dispatched.decision.prefill_s,
-        ) as charge,
-    ):
-        headers = to_worker(request.headers, passage.id, with_key=router.keys.path is None)
-        passage.span.carry(headers)
-        async with ask(
-            router.pool,
-            worker.record.url,
-            request.rel_url.raw_path_qs,
-            headers,
-            _body_with_plan(passage, dispatched),
-        ) as answer:
-            charge.first_byte(router.clock())
-            router.turns.look()
-            passage.span.first_byte(answer.status)
-            _judge(router, worker, answer.status)
-            if answer.status == 200:
-                passage.note_first_byte(dispatched, charge)
-            passed = await pass_on(answer, request, passage.headers(dispatched))
-            passage.note_pace(dispatched, charge, passed.events)
-    response = passed.response
-    if response.status == 200:
-        passage.note_reuse(dispatched, passed.whole)
+    charge = router.book.charge(
+        worker.name,
+        tokens=max(1, passage.prompt.tokens - dispatched.cached_tokens),
+        sequences=passage.prompt.outputs,
+        expected_s=dispatched.decision.prefill_s,
+    )
+    try:
+        status, body = await _exchange(passage, dispatched, charge)
+    finally:
+        router.book.release(charge)
+        router.turns.look()  # its end may be another one's turn
+    if status == 200:
+        passage.note_reuse(dispatched, body)
         router.engines.note_prompt(worker.name, len(dispatched.chain))
-    return response
+        if passage.keep_s and dispatched.chain and not worker.static:
+            chain = tuple(dispatched.chain)
+            wish = Keep(namespace=worker.namespace, chain=chain, ttl_s=passage.keep_s)
+            router.wishes.send(worker.record.node, wish)
+    return status
+
+
+async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) -> tuple[int, bytes]:
+    """Status of the answer, and its body where that was held."""
+    router, worker, client = passage.router, dispatched.worker, passage.client
+    headers = to_worker(client.headers, passage.id, with_key=router.keys.path is None)
+    passage.span.carry(headers)
+    body = _body_with_plan(passage, dispatched)
+    answer = await ask(router.pool, worker.record.url, client.target, headers, body)
+    try:
+        charge.first_byte(router.clock())
+        router.turns.look()
+        passage.span.first_byte(answer.status)
+        _judge(router, worker, answer.status)
+        if answer.status == 200:
+            passage.note_first_byte(dispatched, charge)
+        held = await pass_on(answer, client, passage.headers(dispatched))
+    finally:
+        answer.release()
+    passage.note_pace(dispatched, charge, client.events)
+    return answer.status, held
 
 
 def _judge(router: Router, worker: Worker, status: int) -> None:

@@ -1,7 +1,8 @@
 """Workers from a file: plain vLLM and SGLang servers that run without our connector.
 
-They are routed like any other, but what they hold is told by their own KV events, and nobody can
-pull from them. Each of them is a node of its own, ``static:NAME``.
+They are routed like any other, but what they hold is told by their own KV events, and no node of
+ours pulls from them. vLLM servers with its own P2P tier pull from each other where the router says
+so. Each of them is a node of its own, ``static:NAME``.
 """
 
 import logging
@@ -19,6 +20,7 @@ from prefixfleet.store.records import WorkerRecord
 SETTING = "PREFIXFLEET_ROUTER_WORKERS_FILE"
 Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/\s]+")]
+Address = Annotated[str, msgspec.Meta(pattern=r"^([^/\s:]+:[0-9]{1,5})?$")]
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[^/\s]+:[0-9]+)?$")]
 
 log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ class StaticWorker(
 
     ``events`` and ``replay`` are the endpoints of ``--kv-events-config``, as the router reaches
     them; without ``events`` the worker is routed by load and by what was just sent there.
+    ``p2p`` is the address of vLLM's P2P tier as the other engines reach it; what it holds must be
+    known by ``events``, and what a pull costs by ``block_bytes``, the size of a block's KV.
     ``block_tokens`` is the engine's block size. A speed of 0 is measured when the worker joins.
     """
 
@@ -41,9 +45,15 @@ class StaticWorker(
     engine: Literal["vllm", "sglang"] = "vllm"
     events: Endpoint = ""
     replay: Endpoint = ""
+    p2p: Address = ""
+    block_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
     block_tokens: Annotated[int, msgspec.Meta(ge=1, le=4_096)] = 16
     max_model_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     prefill_tokens_per_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+
+    def __post_init__(self) -> None:
+        if self.p2p and not (self.events and self.block_bytes and self.engine == "vllm"):
+            raise ValueError("p2p is vLLM's, and needs 'events' and 'block_bytes' beside it")
 
     @property
     def node(self) -> str:
@@ -72,10 +82,18 @@ class StaticWorker(
             model=self.model,
             model_path=self.model_path,
             namespace=asdict(self.namespace()),
-            block_bytes=0,
+            block_bytes=self.block_bytes,
             max_model_tokens=self.max_model_tokens,
             prefill_tokens_per_s=self.prefill_tokens_per_s,
         )
+
+
+def remote_kv_source(p2p: str, request: str) -> dict[str, object]:
+    """What tells vLLM (0.32, ``v1/kv_offload/tiering/p2p``) to look for a prompt's blocks in the
+    P2P tier of the engine at ``p2p``; it asks there what there is, and computes the rest."""
+    host, _, port = p2p.rpartition(":")
+    source = {"kv_request_id": request, "remote_host": host, "remote_port": int(port)}
+    return {"remote_kv_source": source}
 
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ _CUT = "CONTINUE_FINAL_MESSAGE_TAG "
 shows it in the prompt."""
 
 
+_OF_DICTS = frozenset(dir(dict))
 _RAISED_BY_TEMPLATES = (
     jinja2.TemplateError,
     TypeError,
@@ -42,6 +43,8 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
         self._template = environment().from_string(source)
+        # a plain copy: Jinja's own is a chain of maps, slow to walk, and walked at every rendering
+        self._template.globals = dict(self._template.globals)
         self._special_tokens = dict(special_tokens)
 
     def render(
@@ -103,13 +106,22 @@ def _cut_at_end(text: str, final: Message) -> str:
 
 def environment() -> jinja2.Environment:
     """The environment that every chat template runs in."""
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _now_as
     return environment
+
+
+class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Looks a message's fields up without trying them as attributes first: it has no such ones."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # noqa: ANN401 - Jinja's own interface
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
 
 class _Generation(jinja2.ext.Extension):

@@ -46,6 +46,9 @@ class _NoSpan:
         """The client's own header stays."""
 
 
+NO_SPAN: RequestSpan = _NoSpan()
+
+
 class _OpenSpan:
     def __init__(self, span: "Span") -> None:
         self._span = span
@@ -95,6 +98,11 @@ class Tracing:
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer("prefixfleet.router")
 
+    @property
+    def on(self) -> bool:
+        """Whether there is anybody to tell."""
+        return self._tracer is not None
+
     def close(self) -> None:
         """Send what waits, for a bounded time. Blocks: call it in a thread."""
         if self._provider is not None:
@@ -105,7 +113,7 @@ class Tracing:
     def request(self, route: str, headers: Mapping[str, str]) -> Iterator[RequestSpan]:
         """The span of a request while the block runs; a child of the client's, if it names one."""
         if self._tracer is None:
-            yield _NoSpan()
+            yield NO_SPAN
             return
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

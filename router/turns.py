@@ -5,8 +5,7 @@ the time has come at which a worker should be free by the estimates.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prefixfleet.router.book import Book, Load
@@ -135,14 +134,6 @@ class Turns:
                 self._queue.remove(turn)
             if not self._queue:
                 self._shares.clear()
-
-    @contextmanager
-    def ending(self) -> Iterator[None]:
-        """Around a request's stay at its worker: its end may be another one's turn."""
-        try:
-            yield
-        finally:
-            self.look()
 
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""

@@ -6,12 +6,11 @@ closed, else on another worker.
 """
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from multidict import CIMultiDict
 
-from prefixfleet.router.connection import Connection, ConnectionClosed
+from prefixfleet.router.connection import Connection, ConnectionClosed, Sink
 from prefixfleet.router.framing import Head
 from prefixfleet.router.pool import Pool
 
@@ -38,15 +37,29 @@ class Answer:
     status: int
     headers: CIMultiDict[str]
     first: bytes
-    _connection: Connection
+    connection: Connection
+    _pool: Pool
+    _worker_url: str
 
     async def rest(self) -> AsyncIterator[bytes]:
         """What follows ``first``, as it arrives. Raises `StreamBroken`."""
         try:
-            while chunk := await self._connection.read():
+            while chunk := await self.connection.read():
                 yield chunk
         except ConnectionClosed as error:
             raise StreamBroken(str(error)) from error
+
+    async def relay(self, sink: Sink) -> None:
+        """Like `rest`, without waking a task for every part. Raises `StreamBroken`."""
+        try:
+            await self.connection.relay(sink)
+        except ConnectionClosed as error:
+            raise StreamBroken(str(error)) from error
+
+    def release(self) -> None:
+        """The answer is not needed any more. If it is not complete its connection is closed: the
+        engine sees it and aborts. To be called however the request ends."""
+        self._pool.give_back(self._worker_url, self.connection)
 
     @property
     def content_length(self) -> int | None:
@@ -60,13 +73,8 @@ class Answer:
         return self.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-@asynccontextmanager
-async def ask(
-    pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes
-) -> AsyncIterator[Answer]:
-    """The answer of the worker at ``url`` to a POST, with its first bytes.
-
-    Leaving the block early closes the connection: the engine sees it and aborts.
+async def ask(pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes) -> Answer:
+    """The answer of the worker at ``url`` to a POST, with its first bytes; `Answer.release` it.
 
     Raises:
         WorkerLost: nothing came back; another worker may be asked.
@@ -80,9 +88,10 @@ async def ask(
             first = await connection.read()
         except ConnectionClosed as error:
             raise _lost(url, connection, error) from error
-        yield Answer(url + path, head.status, head.headers, first, connection)
-    finally:
+    except BaseException:  # the client left: the engine must see it at once
         pool.give_back(url, connection)
+        raise
+    return Answer(url + path, head.status, head.headers, first, connection, pool, url)
 
 
 async def _send(pool: Pool, url: str, request: bytes) -> tuple[Connection, Head]:

@@ -58,6 +58,7 @@ class View:
         self._bits: dict[Membership, int] = {}  # our own numbers: those of the index may come again
         self._free_bits: list[int] = []
         self._bits_made = 0
+        self._names: tuple[Mapping[int, str], int] | None = None  # of `_nodes_of_bits`
         self._inherited: dict[str, tuple[int, float]] = {}  # bit of a former life, and until when
         self._memory_lost_s = float("-inf")
         self._suspects: dict[str, float] = {}
@@ -148,8 +149,7 @@ class View:
         first), so the nodes that hold block i are among those that hold block i - 1. About
         log2(blocks) probes for each different length, a microsecond each.
         """
-        nodes_of = self._nodes_of_bits()
-        mask = sum(nodes_of)
+        nodes_of, mask = self._nodes_of_bits()
         found: dict[str, int] = {}
         spans = [(0, len(chain), mask)] if mask else []
         while spans:
@@ -168,8 +168,8 @@ class View:
 
     def holders(self, block: BlockHash) -> set[str]:
         """The live nodes that hold the block."""
-        nodes_of = self._nodes_of_bits()
-        return {nodes_of[bit] for bit in bits_of(self._blocks[block[:FIELD_BYTES]] & sum(nodes_of))}
+        nodes_of, mask = self._nodes_of_bits()
+        return {nodes_of[bit] for bit in bits_of(self._blocks[block[:FIELD_BYTES]] & mask)}
 
     def expected(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Like `leading`, for blocks that a node will hold soon because a prompt was sent there."""
@@ -181,16 +181,19 @@ class View:
                 found[node] = length
         return found
 
-    def _nodes_of_bits(self) -> dict[int, str]:
-        """Names of the nodes that may match, by their bits."""
+    def _nodes_of_bits(self) -> tuple[Mapping[int, str], int]:
+        """Names of the nodes that may match, by their bits; and all those bits."""
         now = self._clock()
         for node in [n for n, (_, until_s) in self._inherited.items() if now >= until_s]:
             self._disinherit(node)
-        found = {bit: member.node for member, bit in self._bits.items()}
-        found |= {bit: node for node, (bit, _) in self._inherited.items()}
-        if self._suspects:
-            found = {bit: node for bit, node in found.items() if not self.is_suspect(node)}
-        return found
+        if self._names is None:
+            found = {bit: member.node for member, bit in self._bits.items()}
+            found |= {bit: node for node, (bit, _) in self._inherited.items()}
+            self._names = found, sum(found)
+        if not self._suspects:
+            return self._names
+        found = {bit: node for bit, node in self._names[0].items() if not self.is_suspect(node)}
+        return found, sum(found)
 
     def _join(self, member: Membership, before: Membership | None) -> None:
         if before is None:
@@ -202,6 +205,7 @@ class View:
             self._assumed.pop(member.node, None)
         self._members[member.node] = member
         self._bits[member] = self._new_bit()
+        self._names = None
 
     def _replace(self, bits: dict[Membership, int]) -> None:
         """Put the lives of a snapshot in the place of those that were known."""
@@ -215,12 +219,14 @@ class View:
                 self._inherit(member)
         self._bits = dict(bits)
         self._members = {member.node: member for member in bits}
+        self._names = None
 
     def _inherit(self, member: Membership) -> None:
         """Believe a life that the index has forgotten for a while."""
         self._disinherit(member.node)
         self._inherited[member.node] = (self._bits.pop(member), self._clock() + INHERIT_S)
         del self._members[member.node]
+        self._names = None
 
     def _disinherit(self, node: str) -> None:
         if entry := self._inherited.pop(node, None):
@@ -238,6 +244,7 @@ class View:
         return 1 << (self._bits_made - 1)
 
     def _release(self, bit: int) -> None:
+        self._names = None
         self._blocks.drop(bit)
         self._free_bits.append(bit)
 

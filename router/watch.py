@@ -3,10 +3,9 @@
 import logging
 from dataclasses import dataclass
 
-from aiohttp import web
-
 from prefixfleet.router.body import Body
 from prefixfleet.router.book import Charge
+from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import OURS
@@ -20,6 +19,7 @@ from prefixfleet.router.tracing import RequestSpan
 log = logging.getLogger("prefixfleet.router.decisions")
 
 
+ORIGINS = ("engine", "local", "pulled", "computed")
 MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
 
 
@@ -28,13 +28,14 @@ class Passage:
     """One request on its way through the router."""
 
     router: Router
-    request: web.Request
+    client: Client
     route: Route
     key: Key
     body: Body
     prompt: Prompt
     received_s: float
     deadline_s: float  # the client's own limit on the time to first token; 0: none
+    keep_s: float  # how long its prefix shall stay; 0: as long as it does
     id: str
     span: RequestSpan
 
@@ -61,9 +62,9 @@ class Passage:
     def say_why(self, dispatched: Dispatched) -> None:
         """The line that says why this worker."""
         decision = dispatched.decision
-        self.router.metrics.decisions.labels(
-            dispatched.worker.name, "yes" if decision.source else "no"
-        ).inc()
+        metrics = self.router.metrics
+        pulls = "yes" if decision.source else "no"
+        metrics.labelled(metrics.decisions, dispatched.worker.name, pulls).inc()
         terms = self.terms(dispatched)
         self.span.decided(terms)
         model = self.router.dispatcher.prefill_model(dispatched.worker)
@@ -98,7 +99,7 @@ class Passage:
         """Compare the estimate with what happened, and learn from it."""
         now_s = self.router.clock()
         metrics, decision = self.router.metrics, dispatched.decision
-        metrics.ttft_s.labels(self.route.name).observe(now_s - self.received_s)
+        metrics.labelled(metrics.ttft_s, self.route.name).observe(now_s - self.received_s)
         if self.is_streamed:
             observed_s = now_s - charge.started_s
             self.router.activity.first_byte(self.id, observed_s)
@@ -130,15 +131,16 @@ class Passage:
             blocks = (0, decision.hit_blocks, decision.pull_blocks)
         reused = sum(blocks) * block_tokens
         computed = max(0, self.prompt.tokens - reused)
-        tokens = self.router.metrics.prompt_tokens
-        for source, count in zip(("engine", "local", "pulled"), blocks, strict=True):
-            tokens.labels(source, basis).inc(count * block_tokens)
-        tokens.labels("computed", basis).inc(computed)
+        metrics = self.router.metrics
+        counts = [*(count * block_tokens for count in blocks), computed]
+        for source, count in zip(ORIGINS, counts, strict=True):
+            if count:
+                metrics.labelled(metrics.prompt_tokens, source, basis).inc(count)
         self.router.activity.ended(
             self.id, (blocks[0] + blocks[1]) * block_tokens, blocks[2] * block_tokens, computed
         )
         ratio = min(1.0, reused / self.prompt.tokens)
-        self.router.metrics.hit_ratio.labels(self.route.name, self.key.tier).observe(ratio)
+        metrics.labelled(metrics.hit_ratio, self.route.name, self.key.tier).observe(ratio)
         self.router.hit_ratios.append(ratio)
 
     def _compare_head(self, dispatched: Dispatched, head: str) -> None:

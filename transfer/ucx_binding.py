@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.errors import ConfigError, PeerLost
 
 BINDINGS = {"ucxx": "ucxx._lib.libucxx", "ucp": "ucp._libs.ucx_api"}
 
@@ -101,11 +101,22 @@ class Binding:
         self._worker.progress_worker_event(timeout_ms)
 
     def connect(self, address: bytes) -> "Endpoint":
-        """An endpoint to the worker that has this address, with error handling on."""
+        """An endpoint to the worker that has this address, with error handling on.
+
+        Raises `PeerLost` where UCX has no way there.
+        """
         api = self._api
-        made = api.UCXEndpoint.create_from_worker_address(
-            self._worker, api.UCXAddress.create_from_buffer(address), endpoint_error_handling=True
-        )
+        try:
+            made = api.UCXEndpoint.create_from_worker_address(
+                self._worker,
+                api.UCXAddress.create_from_buffer(address),
+                endpoint_error_handling=True,
+            )
+        except api.UCXError as error:
+            raise PeerLost(
+                f"UCX does not reach the peer: {error}; set UCX_NET_DEVICES to the device between "
+                "the two hosts"
+            ) from error
         return Endpoint(made)
 
 

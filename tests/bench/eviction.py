@@ -30,6 +30,8 @@ GENERATED_SIZES = (1_000, 5_860)
 GENERATED_BY_DEFAULT = ("agents", "documents", "scans", "recency")
 POLICIES = (*ORDERS, "belady")
 OURS = "value"
+IN_FIGURES = ("lru", "value", "belady")
+"""What the last line is made of; the others are only shown."""
 
 
 class Run(NamedTuple):
@@ -119,9 +121,10 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     traces = [str(trace) for trace in options.traces]
+    policies = IN_FIGURES if options.json else POLICIES
     runs = [
         Run(source, policy, size)
-        for policy in (OURS, *(policy for policy in POLICIES if policy != OURS))
+        for policy in (OURS, *(policy for policy in policies if policy != OURS))
         for sources, sizes in ((traces, options.sizes), (options.workloads, GENERATED_SIZES))
         for source in sources
         for size in sizes

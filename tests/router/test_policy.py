@@ -175,3 +175,48 @@ def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, sp
 def total_s(model: PrefillModel, queue_s, tokens, hit, pulled, link):
     pull_s = pull_seconds(pulled * IDLE.block_bytes, link)
     return max(queue_s, pull_s) + model.seconds(tokens, (hit + pulled) * BLOCK_TOKENS)
+
+
+SHARED = (source(40), source(90, SLOW, "n0"), source(30, FAST, "n1"))
+STEEP = dataclasses.replace(first_guess(1_000.0), coefficients=(0.2, 0.1, 0.02))
+MODELS = (first_guess(1_000.0), first_guess(50_000.0), STEEP)
+
+
+@st.composite
+def fleets(draw):
+    """Workers of which many are alike, as in a fleet; some hold, some are busy."""
+    count = draw(st.integers(1, 12))
+    waits = [0.0, 0.0, 0.5, 0.5000001, 3.0]
+    return [
+        Candidate(
+            worker=f"w{number}",
+            node=f"n{number}",
+            hit_blocks=draw(st.sampled_from([0, 0, 0, 30, 90])),
+            own_blocks=draw(st.sampled_from([0, 0, 0, 40, 95])),
+            queued_tokens=0,
+            queued_requests=0,
+            busy_s=draw(st.sampled_from(waits) | st.floats(0, 5)),
+            prefill=draw(st.sampled_from(MODELS)),
+            block_tokens=draw(st.sampled_from([16, 16, 32])),
+            block_bytes=draw(st.sampled_from([1_000, 10_000_000])),
+            sources=draw(st.sampled_from([(), SHARED, SHARED, (source(55, SLOW),)])),
+        )
+        for number in range(count)
+    ]
+
+
+@given(fleets(), st.integers(0, 3_000), st.randoms(use_true_random=False))
+def test_what_need_not_be_looked_at_changes_no_decision(fleet, tokens, rng):
+    """The same choice, for every draw, as from the best of every single worker."""
+    every = [best_for(tokens, candidate) for candidate in fleet]
+    least = min(decision.total_s for decision in every)
+    tied = [decision for decision in every if decision.total_s <= least * 1.01 + 1e-6]
+    most = max(decision.own_blocks for decision in tied)
+    tied = [decision for decision in tied if decision.own_blocks == most]
+    drawn = rng.randrange(len(tied))
+
+    def draw(count):
+        assert count == len(tied)
+        return drawn
+
+    assert choose(tokens, fleet, draw) == tied[drawn]

@@ -73,6 +73,67 @@ async def test_a_plain_engine_gets_no_plan_and_no_clients_transfer_params(rig, p
     assert not any(asked.get("kv_transfer_params") for asked in asked)
 
 
+async def p2p_fleet(rig, path, publisher, *p2p):
+    """Two plain engines of which `a` holds the prompt and is busy; ``p2p`` are their addresses."""
+    engines = [await rig.engine(name, plain=True) for name in "ab"]
+    entries = [
+        entry(engine, publisher if engine.name == "a" else None, **fields)
+        for engine, fields in zip(engines, p2p, strict=True)
+    ]
+    await rig.start(records=[], ready=2, workers_file=write(path, *entries))
+    await publisher.heard()
+    await publisher.publish(publisher.stored(engines[0].tokens.of_text(LONG)))
+    await until(lambda: len(rig.router.engines.view) > 0)
+    rig.stack.enter_context(rig.router.book.charged("a", tokens=90_000, sequences=1, expected_s=90))
+    return engines
+
+
+HAS_P2P = {"p2p": "10.0.0.1:5710", "block_bytes": 1_000}
+
+
+async def test_stock_vllm_is_told_from_which_engine_to_pull(rig, path):
+    async with EnginePublisher() as publisher, EnginePublisher() as other:
+        p2p_of_b = HAS_P2P | {"p2p": "10.0.0.2:5710", "events": other.events}
+        engines = await p2p_fleet(rig, path, publisher, HAS_P2P, p2p_of_b)
+
+        params = {"kv_transfer_params": {"remote_kv_source": {"remote_host": "evil"}}}
+        status, headers, _ = await rig.post(prompt=LONG, **params)
+
+        assert status == 200
+        assert engines[1].seen[0]["kv_transfer_params"] == {
+            "remote_kv_source": {
+                "kv_request_id": headers["x-prefixfleet-request"],
+                "remote_host": "10.0.0.1",
+                "remote_port": 5710,
+            }
+        }
+        assert int(headers["x-prefixfleet-pulled-tokens"]) > 0
+
+
+@pytest.mark.parametrize(("a", "b"), [(HAS_P2P, {}), ({}, HAS_P2P)])
+async def test_an_engine_without_the_tier_neither_pulls_nor_is_pulled_from(rig, path, a, b):
+    async with EnginePublisher() as publisher, EnginePublisher() as other:
+        b = b | {"events": other.events}
+        engines = await p2p_fleet(rig, path, publisher, a, b)
+
+        _, headers, _ = await rig.post(prompt=LONG)
+
+        assert headers["x-prefixfleet-pulled-tokens"] == "0"
+        assert "kv_transfer_params" not in engines[1].seen[0]
+
+
+@pytest.mark.parametrize(
+    "fields", [{"block_bytes": 0}, {"events": ""}, {"engine": "sglang"}, {"p2p": "10.0.0.1"}]
+)
+def test_an_entry_with_half_a_tier_is_refused(path, fields):
+    good = {"name": "a", "url": "http://x", "model": "m", "model_path": "/m"}
+    good |= HAS_P2P | {"events": "tcp://x:1"}
+    path.write_text(json.dumps({"workers": [good | fields]}))
+
+    with pytest.raises(ConfigError, match="p2p"):
+        StaticWorkers(path).load()
+
+
 async def test_a_tenants_prefix_on_a_plain_engine_is_found_by_that_tenant_only(rig, path, tmp_path):
     """The salt that the router sends comes back in the events, and is part of the chain."""
     keys = tmp_path / "keys.json"

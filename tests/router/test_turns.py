@@ -1,6 +1,7 @@
 """The router's queue at work, with real dispatching: turns come, end, and are refused in time."""
 
 import asyncio
+from contextlib import contextmanager
 
 import pytest
 
@@ -18,6 +19,15 @@ from prefixfleet.store.records import WorkerRecord
 NAMESPACE = b"n" * 16
 CHAINS: dict[bytes, list[bytes]] = {NAMESPACE: []}
 TOKENS_PER_S = 1000.0
+
+
+@contextmanager
+def ending(turns):
+    """Around a request's stay at its worker."""
+    try:
+        yield
+    finally:
+        turns.look()
 
 
 class Clock:
@@ -78,10 +88,10 @@ async def test_a_request_waits_for_a_busy_worker_and_a_short_one_passes_a_long_o
 
     async def serve(request, tokens):
         bound = await turns.wait(request, Prompt(tokens=tokens), CHAINS, workers, clock.now)
-        with turns.ending(), book.charged("a", tokens=tokens, sequences=1, expected_s=1.0):
+        with ending(turns), book.charged("a", tokens=tokens, sequences=1, expected_s=1.0):
             order.append(bound.plan.request)
 
-    with turns.ending(), book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+    with ending(turns), book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
         long = asyncio.ensure_future(serve("long", 8000))
         await asyncio.sleep(0)
         short = asyncio.ensure_future(serve("short", 100))
@@ -214,7 +224,7 @@ async def test_requests_spread_over_the_workers_that_are_free(make_turns, book, 
         if len(taken) == 2:
             both.set()
         with (
-            turns.ending(),
+            ending(turns),
             book.charged(bound.worker.name, tokens=5000, sequences=1, expected_s=5.0),
         ):
             await released.wait()

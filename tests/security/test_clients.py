@@ -8,7 +8,7 @@ import pytest
 from eventually import until
 from upstreams import SECRET
 
-from prefixfleet.router import serve
+from prefixfleet.router import client
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import prefetch_key
 
@@ -55,7 +55,7 @@ async def test_forged_headers_of_ours_do_not_pass(rig):
 
 async def test_a_body_that_does_not_come_gives_its_place_back(rig, monkeypatch):
     """Slow-loris: places in flight are bounded, so nobody may sit on them."""
-    monkeypatch.setattr(serve, "BODY_S", 0.2)
+    monkeypatch.setattr(client, "BODY_S", 0.2)
     await rig.start(await rig.engine(), max_in_flight=2)
     address = rig.runner.addresses[0][:2]
     head = b"POST /v1/completions HTTP/1.1\r\nHost: h\r\nContent-Length: 100\r\n\r\n{"

@@ -85,7 +85,7 @@ class Hosts:
 
     def down(self) -> None:
         """`ray down`, the workers' Ray stopped too."""
-        self._operator.run(*LAUNCH, "down", CLUSTER_FILE, "--within", "60", timeout_s=240)
+        self._operator.run(*LAUNCH, "down", CLUSTER_FILE, "--within", "240", timeout_s=600)
 
     def logs(self) -> str:
         """The ends of all logs."""

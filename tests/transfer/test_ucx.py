@@ -159,6 +159,16 @@ async def test_a_listener_that_sends_junk_about_its_memory_is_refused(attachment
             await rig.connect(rig.link("b"), contact.replace("tcp:", "ucx:"))
 
 
+async def test_a_peer_that_ucx_has_no_way_to_is_lost(monkeypatch):
+    async with Rig("ucx") as rig:
+        monkeypatch.setenv("UCX_TLS", "tcp")
+        listener = await rig.listen(rig.link("a"), some_bytes(16), Echo())
+        monkeypatch.setenv("UCX_TLS", "self,sysv")
+
+        with pytest.raises(PeerLost, match="UCX_NET_DEVICES"):
+            await rig.connect(rig.link("b"), listener.contact)
+
+
 async def test_the_lanes_and_devices_that_ucx_chose_show():
     async with Rig("ucx") as rig:
         _, peer = await rig.pair(some_bytes(1000), Echo())

@@ -21,6 +21,7 @@ from aiohttp import web
 from chaos_model import BLOCK_TOKENS, answer_of, kv_of
 from engine_cache import COMPUTE_S_A_BLOCK, Cache
 
+from prefixfleet.cluster.engine_client import Welcome
 from prefixfleet.router.body import read_body
 from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain, read_chat, read_completion
@@ -45,6 +46,7 @@ class FastEngine:
         self._tokens = load_tokens(options.model)
         self._cache = Cache(Path(extra["socket"]), extra["engine"])
         self._running = 0
+        self._welcome: Welcome | None = None
 
     def app(self) -> web.Application:
         """Its routes, those of vLLM that a fleet uses."""
@@ -108,9 +110,12 @@ class FastEngine:
         self, name: str, ids: list[int], salt: str, plan: object
     ) -> AsyncIterator[tuple[list[bytes], Outcome]]:
         """The prompt's KV, loaded or computed, as long as the request lasts."""
-        welcome = await asyncio.to_thread(self._cache.scheduler.settle, HELLO_S)
-        if welcome is None:
-            raise web.HTTPServiceUnavailable(text="no daemon")
+        # without a daemon everything is computed, as with the connector; the keys stay the same
+        self._welcome = (
+            await asyncio.to_thread(self._cache.scheduler.settle, HELLO_S) or self._welcome
+        )
+        if (welcome := self._welcome) is None:
+            raise web.HTTPServiceUnavailable(text="there never was a daemon")
         prompt = Prompt(rendered=Rendered(ids), tokens=len(ids), salt=salt)
         chain = prefix_chain(prompt, welcome.namespace_digest, BLOCK_TOKENS, welcome.hash_key)
         try:

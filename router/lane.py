@@ -1,0 +1,167 @@
+"""The short way in and out for plain requests of prompts, beside aiohttp on the same connections.
+
+What `plain_head` can read is served here, in one task, with one write for head and first bytes, and
+a stream's bytes go from socket to socket without waking it. Everything else is handed over to
+aiohttp, with all that was read of it, and its connection stays there.
+"""
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiohttp.web_protocol import RequestHandler
+
+from prefixfleet.router.lane_client import LaneClient
+from prefixfleet.router.plain_request import NotPlain, PlainHead, plain_head
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    Serve = Callable[[LaneClient], Awaitable[None]]
+
+PATIENCE_S = 1.0  # for the rest of a body; then aiohttp waits for it, under its own limit
+MAX_AHEAD_BYTES = 64 * 1024  # that a client may send before it has its answer
+
+
+class Lane(RequestHandler):
+    """One client's connection. Owned by the server's event loop."""
+
+    __slots__ = ("_client", "_handed_over", "_head", "_heard", "_patience", "_routes", "_serving")
+
+    def __init__(self, routes: "Mapping[str, Serve]", server: web.Server, **options: Any) -> None:  # noqa: ANN401
+        super().__init__(server, **options)
+        self._routes = routes
+        self._heard = b""
+        self._head: PlainHead | None = None
+        self._handed_over = False
+        self._patience: asyncio.TimerHandle | None = None
+        self._serving: asyncio.Task[None] | None = None
+        self._client: LaneClient | None = None
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        if self._handed_over or self._close or self._force_close:
+            return super().data_received(data)
+        self._heard = self._heard + data if self._heard else data
+        if self._serving is None:
+            self._look()
+        elif len(self._heard) > MAX_AHEAD_BYTES and not self._buffer_paused:
+            self._pause_reading_for_buffer()
+        return None
+
+    def pause_writing(self) -> None:
+        """Called by the loop: the client reads slower than its engine writes."""
+        super().pause_writing()
+        if self._client is not None:
+            self._client.hold()
+
+    def resume_writing(self) -> None:
+        """Called by the loop."""
+        super().resume_writing()
+        if self._client is not None:
+            self._client.release()
+
+    def connection_lost(self, error: BaseException | None) -> None:
+        """Called by the loop: the client is gone, and its engine shall know."""
+        if self._serving is not None:
+            self._serving.cancel()
+        self._stop_waiting()
+        super().connection_lost(error)
+
+    async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 - aiohttp's
+        """Let the answer end for ``timeout`` seconds, then close."""
+        if self._serving is not None:
+            await asyncio.wait([self._serving], timeout=timeout)
+            if self._serving is not None:
+                self._serving.cancel()
+        await super().shutdown(timeout)
+
+    def _process_keepalive(self) -> None:
+        if self._serving is not None:  # aiohttp believes that this connection is idle
+            self._put_off_closing()
+        super()._process_keepalive()
+
+    def _put_off_closing(self) -> None:
+        self._next_keepalive_close_time = self._loop.time() + self.keepalive_timeout
+
+    def _look(self) -> None:
+        """Begin with the next request if it is there."""
+        try:
+            head = self._head or plain_head(self._heard)
+        except NotPlain:
+            return self._hand_over()
+        if head is None:
+            return None
+        serve = self._routes.get(head.path)
+        if serve is None:
+            return self._hand_over()
+        whole = head.start + head.body_bytes
+        if len(self._heard) < whole:
+            self._head = head
+            if self._patience is None:
+                self._patience = self._loop.call_later(PATIENCE_S, self._hand_over)
+            return None
+        self._stop_waiting()
+        body, self._heard, self._head = self._heard[head.start : whole], self._heard[whole:], None
+        assert self.transport is not None
+        self._client = LaneClient(self, self.transport, head, body)
+        self._serving = self._loop.create_task(self._serve(serve, self._client))
+        return None
+
+    async def _serve(self, serve: "Serve", client: LaneClient) -> None:
+        try:
+            await serve(client)
+        except asyncio.CancelledError:
+            client.hang_up()
+            raise
+        except ConnectionError:
+            client.hang_up()  # the client is gone
+        finally:
+            self._serving = self._client = None
+            self._put_off_closing()
+        if self.transport is None or self._force_close:
+            return
+        if self._close:
+            self.transport.close()
+            return
+        if self._buffer_paused:
+            self._resume_reading_for_buffer()
+        if self._heard:
+            self._look()
+
+    def _hand_over(self) -> None:
+        self._stop_waiting()
+        self._handed_over = True
+        heard, self._heard, self._head = self._heard, b"", None
+        super().data_received(heard)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+
+class LaneServer(web.Server):
+    """aiohttp's server, with the plain requests of ``routes`` served by their functions."""
+
+    def __init__(self, routes: "Mapping[str, Serve]", server: web.Server) -> None:
+        """In the place of ``server``, which must not have been used."""
+        self.__dict__.update(server.__dict__)
+        self._routes = routes
+
+    def __call__(self) -> RequestHandler:
+        """A connection was accepted."""
+        return Lane(self._routes, self, loop=self._loop, **self._kwargs)
+
+
+class LaneRunner(web.AppRunner):
+    """aiohttp's runner of an application, with a `LaneServer`."""
+
+    __slots__ = ("_routes",)
+
+    def __init__(self, app: web.Application, routes: "Mapping[str, Serve]", **options: Any) -> None:  # noqa: ANN401
+        super().__init__(app, **options)
+        self._routes = routes
+
+    async def _make_server(self) -> web.Server:
+        return LaneServer(self._routes, await super()._make_server())

@@ -6,7 +6,8 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from msgspec import structs, to_builtins
@@ -16,7 +17,7 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, Forbidden, NoWorker, TooBusy, UpstreamFailed
 from prefixfleet.router.headers import KEEP, deadline_of, keep_of, to_worker
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
@@ -113,6 +114,7 @@ async def _understand(
 async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chains) -> int:
     router = passage.router
     left = list(workers)
+    tried: set[str] = set()
     failures: list[str] = []
     while left and len(failures) < MAX_WORKERS_TRIED:
         dispatched = await router.turns.wait(
@@ -130,10 +132,20 @@ async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chai
             failures.append(str(loss))
             router.traffic.failed(dispatched.worker.name)
             left.remove(dispatched.worker)
+            tried.add(dispatched.worker.name)
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason != "status":
                 router.roster.lost(dispatched.worker.name, str(loss))
+            left = left or _newcomers(passage, chains, tried)
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
+
+
+def _newcomers(passage: Passage, chains: Chains, tried: Collection[str]) -> list[Worker]:
+    """Workers that are ready now, were not when the request came, and read prompts alike."""
+    with contextlib.suppress(NoWorker):
+        ready = passage.router.roster.ready(passage.body.get("model", str) or "")
+        return [w for w in ready if w.name not in tried and w.namespace in chains]
+    return []
 
 
 def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:

@@ -227,6 +227,25 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_worker(rig):
     assert (status, headers["x-prefixfleet-node"]) == (200, "node-b")
 
 
+async def test_a_worker_that_came_after_the_request_is_asked_when_no_other_is_left(rig):
+    """The only worker that was ready is killed while the other one is on its way back."""
+
+    async def ends_when_the_other_is_back(engine, request, asked):
+        await rig.announce(back.record())
+        await rig.until_ready(2)
+        request.transport.close()
+        return web.Response()
+
+    last = await rig.engine("a", behave=ends_when_the_other_is_back)
+    back = await rig.engine("b")
+    await rig.start(last)
+
+    status, headers, _ = await rig.post()
+
+    assert (status, headers["x-prefixfleet-node"]) == (200, "node-b")
+    assert len(last.seen) == 1
+
+
 async def test_no_more_workers_are_tried_than_the_limit(rig):
     async def unavailable(engine, request, asked):
         return web.json_response({}, status=503)

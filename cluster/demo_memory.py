@@ -5,6 +5,7 @@ from pathlib import Path
 from prefixfleet.cluster.leftovers import processes_of
 
 KINDS = {
+    "cluster.leash": "watchers",  # its command line goes on with what it watches
     "EngineCore": "engine core",
     "vllm": "engine",
     "VLLM": "engine",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 import netns
@@ -17,6 +18,7 @@ import psutil
 from chats import write_model
 from fleet_journal import Journal
 from host_fleet import CLUSTER_FILE, FAST, LAUNCH, ask, logs
+from run_processes import commands_of
 
 from prefixfleet.cluster.leftovers import processes_of
 from prefixfleet.cluster.run_state import RunState, StateHome
@@ -162,10 +164,7 @@ class Local:
         return state
 
     def _engines(self, named: str) -> list[int]:
-        lines = {
-            p: Path(f"/proc/{p}/cmdline").read_bytes() for p in processes_of(self._state().run)
-        }
-        texts = {p: line.replace(b"\0", b" ").decode() for p, line in lines.items()}
+        texts = commands_of(self._state().run)
         return [p for p, text in texts.items() if re.match(ENGINE, text) and named in text]
 
     def _daemons(self, node: str) -> list[int]:
@@ -186,11 +185,10 @@ class Local:
 
 def _opened(pid: int) -> set[str]:
     found = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            found.add(os.readlink(fd))
-        except OSError:  # closed meanwhile
-            continue
+    with suppress(OSError):  # it ended meanwhile
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.add(os.readlink(fd))
     return found
 
 

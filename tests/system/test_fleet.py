@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +11,7 @@ from pathlib import Path
 import openai
 import pytest
 from engines import wait_until
+from run_processes import kill_those_named
 
 from prefixfleet.cluster.leftovers import pools_of, processes_of
 from prefixfleet.cluster.run_state import StateHome
@@ -141,9 +141,7 @@ def test_the_simulator_tells_what_this_fleet_does(fleet):
 def test_a_router_and_a_redis_that_die_are_started_again(fleet, client, environ):
     _, before = ask(client, "What is it?")
     for name in ("prefixfleet.router", "valkey"):
-        for pid in processes_of(fleet.run):
-            if name in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
-                os.kill(pid, signal.SIGKILL)
+        assert kill_those_named(fleet.run, name)
 
         def answers(before=before):
             try:

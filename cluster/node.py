@@ -6,12 +6,11 @@ asyncio, no Ray: an actor, a terminal or a test may host it.
 
 import asyncio
 import contextlib
-import fcntl
 import logging
 import os
 import time
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
@@ -23,9 +22,11 @@ from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
-from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
+from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
+from prefixfleet.cluster.node_lock import only_daemon
 from prefixfleet.cluster.node_stats import NodeStats
+from prefixfleet.cluster.open_pool import OpenPool, report, sources
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pool_host import Kind, PoolHost
 from prefixfleet.cluster.pulls import Pull
@@ -39,7 +40,6 @@ from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.ssd import SsdTier
-from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class NodeDaemon:
         self._secret = secret
         self._index = index
         self._links = links
-        self._pool: _OpenPool | None = None
+        self._pool: OpenPool | None = None
         self._disk: Disk | None = None
         self._disk_fault = ""
         self._opening = asyncio.Lock()
@@ -107,7 +107,7 @@ class NodeDaemon:
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            self._stack.enter_context(_only_daemon(self.settings))
+            self._stack.enter_context(only_daemon(self.settings))
             self._disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
@@ -165,15 +165,11 @@ class NodeDaemon:
 
     def snapshot(self) -> dict[str, Any]:
         """How the node stands: names, and numbers in the leaves."""
-        cache, announcer = self._pool.cache if self._pool else None, self._announcer
+        announcer = self._announcer
         return {
+            **report(self._pool),
             "tiers": self._tiers(),
-            "links": self._pool.puller.paths.report() if self._pool else {},
-            "lanes": dict(self._pool.puller.paths.lanes) if self._pool else {},
-            "collective": dict(self._pool.replicator.part.counters) if self._pool else {},
-            "served": dict(self._pool.host.server.counters) if self._pool else {},
-            "counters": self.stats.numbers() | self._sources(),
-            "cache": cache.numbers() if cache else NO_CACHE,
+            "counters": self.stats.numbers() | sources(self._pool),
             "index": {
                 "epoch": announcer.epoch,
                 "joins": announcer.joins,
@@ -240,7 +236,7 @@ class NodeDaemon:
         gpu = {"resident": held, "slot_bytes": self._pool.host.kind.layout.slot_bytes}
         return ({"gpu": gpu} if caches else {}) | self._pool.tiers()
 
-    async def _open_pool(self, kind: Kind) -> "_OpenPool":
+    async def _open_pool(self, kind: Kind) -> OpenPool:
         name, folder = self.settings.name, self.settings.runtime_dir
         host = await asyncio.to_thread(  # reserving the memory takes a while
             PoolHost.open,
@@ -282,7 +278,7 @@ class NodeDaemon:
         link, publish = self._links.by_name["tcp"], cache.arrived
         replicator = replicate_pool(self.settings, host, link, self._peers, publish)
         replicator.open()
-        return _OpenPool(host, cache, puller, replicator)
+        return OpenPool(host, cache, puller, replicator, self.stats.saw_pull)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
         """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
@@ -305,18 +301,7 @@ class NodeDaemon:
 
     async def _move(self, pull: Pull) -> PullResult:
         assert self._pool is not None
-        result = await self._pool.puller.pull(
-            pull.source.contacts,
-            namespace=self._pool.host.kind.digest,
-            epoch=pull.source.epoch,
-            parent=pull.parent,
-            hashes=pull.hashes,
-            deadline=pull.deadline,
-            link=pull.link or None,
-            others=pull.others,
-        )
-        self.stats.saw_pull(result)
-        return result
+        return await self._pool.move(pull)
 
     def _prefetch(self, hint: Prefetch) -> None:
         if self._pool is None or hint.namespace != self._pool.host.kind.digest:
@@ -345,18 +330,10 @@ class NodeDaemon:
         assert self._pool is not None
         self._pool.cache.drop(block)
 
-    def _sources(self) -> dict[str, Any]:
-        puller = self._pool.puller if self._pool else None
-        return {
-            "failed_sources": dict(puller.paths.failed) if puller else {},
-            "probes": puller.prober.probes if puller else 0,
-        }
-
     def _degraded(self) -> list[str]:
-        disk = self._pool.cache.disk_numbers().get("degraded", "") if self._pool else ""
-        replicating = self._pool.replicator.degraded if self._pool else ""
+        pool = self._pool.degraded() if self._pool else []
         caches = self._engine_caches.fault if self._engine_caches else ""
-        why = (self._announcer.degraded, self._disk_fault, disk, replicating, caches)
+        why = (self._announcer.degraded, self._disk_fault, *pool, caches)
         return [reason for reason in why if reason]
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
@@ -376,57 +353,6 @@ class NodeDaemon:
 
     async def _close_pool(self) -> None:
         if self._pool is not None:
-            await self._pool.cache.close()
-            await self._pool.replicator.close()
-            await self._pool.puller.close()
-            if self._pool.cache.tier is not None:
-                await self._pool.cache.tier.close()
-            await self._pool.host.close()
+            await self._pool.close()
         for link in self._links.by_name.values():
             await link.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenPool:
-    host: PoolHost
-    cache: NodeCache
-    puller: Puller
-    replicator: Replicator
-
-    def tiers(self) -> dict[str, dict[str, Any]]:
-        """Slots of each tier by what they are used for, and their size."""
-        size = {"slot_bytes": self.host.kind.layout.slot_bytes}
-        slots = {"slots": self.host.pool.num_slots}
-        dram = asdict(self.host.pool.counts()) | slots | size | self.cache.room()
-        tiers: dict[str, dict[str, Any]] = {"dram": dram}
-        if self.cache.tier is not None:
-            tiers["ssd"] = self.cache.disk_numbers() | size
-        return tiers
-
-
-@contextlib.contextmanager
-def _only_daemon(settings: NodeSettings) -> Iterator[None]:
-    """Hold the node's name in its folder, and remove what a dead daemon of that name left.
-
-    The lock file stays: to remove it would let two daemons hold two files of one name.
-    """
-    try:
-        settings.runtime_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = settings.runtime_dir / f"{settings.name}.lock"
-        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"node {settings.name}: {error}; set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that "
-            "can be written"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        (SHARED_MEMORY / f"{pool_prefix(settings.runtime_dir)}{settings.name}").unlink(True)
-        yield
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"a daemon of node {settings.name!r} already runs in {settings.runtime_dir}; "
-            "set PREFIXFLEET_NODE_NAME so that every daemon has its own"
-        ) from error
-    finally:
-        os.close(fd)

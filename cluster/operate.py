@@ -140,7 +140,8 @@ async def _until(registry: WorkerRegistry, mine: FleetWish, done: Done, wait_s: 
     deadline = time.monotonic() + wait_s
     while True:
         wish, workers = await registry.wish(), await registry.workers()
-        if wish.failed and wish.rollout == mine.rollout:
+        # An update that failed before is still written there, and is nothing to a drain
+        if wish.failed not in ("", mine.failed) and wish.rollout == mine.rollout:
             raise ConfigError(f"the fleet gave up: {wish.failed}")
         if await done(mine, workers):
             return

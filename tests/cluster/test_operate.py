@@ -98,6 +98,14 @@ def test_drain_waits_until_the_worker_says_so(run, announce):
     assert "not done within 0.1 s: a draining, rollout 0, b ready, rollout 0; it goes on" in said
 
 
+def test_an_update_that_failed_before_does_not_fail_a_drain(run, announce, told):
+    announce(("a", {"state": "draining"}), ("b", {}))
+    told(lambda registry: registry.change_wish(lambda wish: replace(wish, failed="no weights")))
+
+    assert run("drain", "a", "--wait", "20") == (0, "done")
+    assert wish_of(told).failed == "no weights"
+
+
 def test_an_unknown_name_is_refused_with_those_there_are(run, announce, told):
     announce(("a", {}))
 

@@ -132,6 +132,7 @@ def _config(address: _Address, folder: Path, password: str, max_memory_bytes: in
             f"requirepass {_quoted(password)}",
             'save ""',
             "appendonly no",
+            "set-proc-title no",  # it would wipe the environment that says whose process this is
             f"maxmemory {max_memory_bytes}",
             "maxmemory-policy volatile-lru",
             "",

@@ -4,14 +4,13 @@ Must not know what is kept there, nor when.
 """
 
 import contextlib
-import fcntl
 import logging
-import os
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from prefixfleet.cluster.lock_file import locked
 from prefixfleet.cluster.pool_host import Kind
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
@@ -45,24 +44,14 @@ def held_disk(settings: NodeSettings) -> Iterator[Disk | None]:
         yield None
         return
     folder = settings.ssd_path / settings.name
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise ConfigError(
-            f"node {settings.name}: {error}; set PREFIXFLEET_NODE_SSD_PATH to a folder that can "
-            "be written, or leave it out for a node without a disk tier"
-        ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with locked(
+        folder / "lock",
+        unwritable="set PREFIXFLEET_NODE_SSD_PATH to a folder that can be written, or leave it out "
+        "for a node without a disk tier",
+        taken=f"another daemon uses {folder}; set PREFIXFLEET_NODE_NAME or "
+        "PREFIXFLEET_NODE_SSD_PATH so that every daemon has a folder of its own",
+    ):
         yield Disk(folder, key)
-    except BlockingIOError as error:
-        raise ConfigError(
-            f"another daemon uses {folder}; set PREFIXFLEET_NODE_NAME or "
-            "PREFIXFLEET_NODE_SSD_PATH so that every daemon has a folder of its own"
-        ) from error
-    finally:
-        os.close(fd)
 
 
 def disk_key(settings: NodeSettings) -> bytes | None:

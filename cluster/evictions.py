@@ -11,14 +11,12 @@ from collections.abc import Callable, Sequence
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.store import watermark
-from prefixfleet.store.admission import make_room
+from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool, Victims
 
 LOOK_S = 1.0
 """How often the mark is looked at while nothing is taken: it goes down by itself."""
-ASKED_BLOCKS = 64
-"""Blocks that are next to go of which the index is asked, each `LOOK_S`, who else holds them."""
 WAIT_S = 1.0
 """Whoever needs room waits so long for the index and the disk, then takes what is free."""
 

@@ -147,7 +147,7 @@ class RayFleet:
         logging.getLogger("ray").setLevel(logging.ERROR)
         try:
             self._init_ray()
-        except Exception as error:
+        except Exception as error:  # Ray raises nothing narrower for what does not start in time
             raise ConfigError(
                 f"Ray did not start: {error}; a machine that is busy otherwise may need another try"
             ) from error

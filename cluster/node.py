@@ -22,9 +22,9 @@ from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
+from prefixfleet.cluster.lock_file import locked
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
-from prefixfleet.cluster.node_lock import only_daemon
 from prefixfleet.cluster.node_stats import NodeStats
 from prefixfleet.cluster.open_pool import OpenPool, report, sources
 from prefixfleet.cluster.peer_book import PeerBook
@@ -107,7 +107,7 @@ class NodeDaemon:
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            self._stack.enter_context(only_daemon(self.settings))
+            self._stack.enter_context(_only_daemon(self.settings))
             self._disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
@@ -356,3 +356,17 @@ class NodeDaemon:
             await self._pool.close()
         for link in self._links.by_name.values():
             await link.close()
+
+
+@contextlib.contextmanager
+def _only_daemon(settings: NodeSettings) -> Iterator[None]:
+    """Hold the node's name in its folder, and remove what a dead daemon of that name left."""
+    folder, name = settings.runtime_dir, settings.name
+    with locked(
+        folder / f"{name}.lock",
+        unwritable="set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that can be written",
+        taken=f"a daemon of node {name!r} already runs in {folder}; set PREFIXFLEET_NODE_NAME so "
+        "that every daemon has its own",
+    ):
+        (SHARED_MEMORY / f"{pool_prefix(folder)}{name}").unlink(missing_ok=True)
+        yield

@@ -23,16 +23,7 @@ class OpenPool:
 
     async def move(self, pull: Pull) -> PullResult:
         """Bring the blocks of ``pull`` into the pool, or as many leading ones as can be had."""
-        result = await self.puller.pull(
-            pull.source.contacts,
-            namespace=self.host.kind.digest,
-            epoch=pull.source.epoch,
-            parent=pull.parent,
-            hashes=pull.hashes,
-            deadline=pull.deadline,
-            link=pull.link or None,
-            others=pull.others,
-        )
+        result = await pull_with(self.puller, self.host.kind.digest, pull)
         self.saw_pull(result)
         return result
 
@@ -58,6 +49,20 @@ class OpenPool:
         if self.cache.tier is not None:
             await self.cache.tier.close()
         await self.host.close()
+
+
+async def pull_with(puller: Puller, namespace: bytes, pull: Pull) -> PullResult:
+    """Do what `Pulls` decided, for blocks of ``namespace``; see `Puller.pull`."""
+    return await puller.pull(
+        pull.source.contacts,
+        namespace=namespace,
+        epoch=pull.source.epoch,
+        parent=pull.parent,
+        hashes=pull.hashes,
+        deadline=pull.deadline,
+        link=pull.link or None,
+        others=pull.others,
+    )
 
 
 def report(pool: OpenPool | None) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulator import Fleet, Served, Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
-from prefixfleet.store.eviction import EvictionOrder, LruOrder
-from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.orders import new_order
 
 OURS = "ours"
 POLICIES = {OURS: lambda: choose, **PEERS}
@@ -104,15 +104,10 @@ def fleet_of(options: argparse.Namespace, policy: Policy, block_tokens: int) -> 
         hardware=hardware,
         policy=policy,
         unbound=policy is choose,
-        order=ValueOrder if policy is choose else _lru,
+        order=partial(new_order, "value" if policy is choose else "lru"),
         ttft_slo_s=options.ttft_slo,
         seed=options.seed,
     )
-
-
-def _lru(slots: int) -> EvictionOrder:
-    """What other systems do."""
-    return LruOrder()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

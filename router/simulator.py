@@ -23,7 +23,7 @@ from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
-from prefixfleet.store.admission import make_room
+from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
@@ -32,8 +32,6 @@ from prefixfleet.store.pool import Pin, SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 
 NAMESPACE = b"simulated"
-ASKED = 64
-"""Blocks that are about to go of which a node asks the index who else holds them."""
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
 
@@ -272,7 +270,7 @@ class Simulation:
         """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
         pool, missing = node.pool, chain[held:]
         if pool.free_slots < len(missing):
-            others = {b: self.view.holders(b) - {node.member.node} for b in pool.soon(ASKED)}
+            others = {b: self.view.holders(b) - {node.member.node} for b in pool.soon(ASKED_BLOCKS)}
             pool.note_copies({block: len(nodes) for block, nodes in others.items()})
         room = make_room(pool, missing, held)
         self.view.apply(IndexEvent("withdraw", node.member, room.victims.hashes))

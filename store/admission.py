@@ -11,6 +11,10 @@ from dataclasses import dataclass
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool, Victims
 
+ASKED_BLOCKS = 64
+"""Blocks that are next to go of which a node asks the index, ahead of the need, who else holds
+them: a copy goes before a last copy (`SlotPool.note_copies`)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Room:

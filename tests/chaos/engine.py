@@ -16,13 +16,12 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 import msgspec
 from aiohttp import web
-from chaos_model import LAYOUT, answer_of, chain_of, kv_of
-from engine_cache import COMPUTE_S_A_BLOCK, Cache
+from chaos_model import LAYOUT, answer_of, chain_of
+from engine_cache import Cache
 from upstreams import READERS, Behaviour, FakeEngine
 
 from prefixfleet.router.body import read_body
 from prefixfleet.store.errors import IndexUnavailable
-from prefixfleet.store.records import Outcome
 from prefixfleet.store.registry import WorkerRegistry
 
 TTL_S = 3.0
@@ -39,31 +38,13 @@ def answering(cache: Cache) -> Behaviour:
         chain = chain_of(ids)
         plan = (asked.get("kv_transfer_params") or {}).get("prefixfleet")
         name = plan["request"] if plan else request.headers["X-Request-Id"]
-        try:
-            kv, pulled = await cache.load(name, chain, plan)
-            first = len(kv)
-            for block in chain[first:]:
-                await asyncio.sleep(COMPUTE_S_A_BLOCK)
-                kv.append(kv_of(block))
-            if first < len(chain):
-                await asyncio.to_thread(cache.save, chain, kv, first)
-        finally:
-            cache.release(name)
-        outcome = Outcome(
-            request=name,
-            prompt_blocks=len(chain),
-            engine_blocks=0,
-            local_blocks=first - pulled,
-            pulled_blocks=pulled,
-            pulled_bytes=0,
-            pull_s=0.0,
-            head=chain[0].hex() if chain else "",
-        )
+        async with cache.prefilled(name, chain, plan) as (kv, outcome):
+            text = answer_of(kv, ids)
         return web.json_response(
             {
                 "id": "x",
                 "model": engine.model,
-                "choices": [{"index": 0, "text": answer_of(kv, ids)}],
+                "choices": [{"index": 0, "text": text}],
                 "usage": {"prompt_tokens": len(ids), "completion_tokens": 1},
                 "kv_transfer_params": {"prefixfleet": asdict(outcome)},
             }

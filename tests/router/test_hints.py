@@ -27,13 +27,7 @@ async def node_face(rig):
         received.put_nowait((await request.read(), request.headers[SIGNATURE_HEADER]))
         return web.Response(status=202)
 
-    app = web.Application()
-    app.router.add_post(PREFETCH_PATH, prefetch)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    rig.stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return f"http://127.0.0.1:{runner.addresses[0][1]}", received
+    return await rig.node_face(PREFETCH_PATH, prefetch), received
 
 
 async def pulling_fleet(rig, http):

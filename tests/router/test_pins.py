@@ -28,13 +28,7 @@ async def node(rig):
         wishes.put_nowait(wish)
         return web.json_response({"covered": len(wish.chain), "kept": 0, "quota": 99})
 
-    app = web.Application()
-    app.router.add_post(KEEP_PATH, keep)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    rig.stack.push_async_callback(runner.cleanup)
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    return f"http://127.0.0.1:{runner.addresses[0][1]}", wishes
+    return await rig.node_face(KEEP_PATH, keep), wishes
 
 
 @pytest.fixture

@@ -35,6 +35,20 @@ async def joined_again(index):
     return await until(join, 60)
 
 
+async def until_fenced(index, member):
+    """Until the life has ended; meanwhile there may be no primary."""
+
+    async def fenced():
+        try:
+            await index.renew(member, node_record("a"))
+        except IndexUnavailable:
+            return False
+        except Fenced:
+            return True
+
+    await until(fenced, 60)
+
+
 @pytest.mark.timeout(300)
 async def test_after_a_failover_a_node_joins_anew_and_a_reader_starts_over(tmp_path):
     with under_sentinel(tmp_path) as group:
@@ -71,15 +85,7 @@ async def test_a_life_does_not_go_on_with_a_primary_that_took_over_though_it_kno
             group.sentinels[0].ask("SENTINEL", "FAILOVER", "fleet")
             await until(lambda: group.primary is not old, 60)
 
-            async def fenced():
-                try:
-                    await index.renew(member, node_record("a"))
-                except IndexUnavailable:
-                    return False
-                except Fenced:
-                    return True
-
-            await until(fenced, 60)
+            await until_fenced(index, member)
 
 
 async def test_a_sentinel_that_is_gone_is_passed_over(tmp_path):
@@ -119,15 +125,7 @@ async def test_after_a_shard_has_another_primary_the_fleet_goes_on_there(shards)
         shards.replica_of(old).ask("CLUSTER", "FAILOVER")
         await until(lambda: b"role:slave" in old.ask("INFO", "replication"), 60)
 
-        async def fenced():
-            try:
-                await index.renew(member, node_record("a"))
-            except IndexUnavailable:
-                return False
-            except Fenced:
-                return True
-
-        await until(fenced, 60)
+        await until_fenced(index, member)
 
         assert (await joined_again(index)).epoch > member.epoch
 

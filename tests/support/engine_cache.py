@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from pathlib import Path
 
-from chaos_model import LAYOUT, PAYLOAD_BYTES
+from chaos_model import LAYOUT, PAYLOAD_BYTES, kv_of
 from upstreams import NAMESPACE
 
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.store.errors import CorruptBlock, FleetError
+from prefixfleet.store.records import Outcome
 
 PREPARE_S = 4.0
 COMPUTE_S_A_BLOCK = 0.002
@@ -46,6 +48,35 @@ class Cache:
             return kv, min(len(kv), answer["pulled"])
         except FleetError:
             return [], 0
+
+    @contextlib.asynccontextmanager
+    async def prefilled(
+        self, request: str, chain: list[bytes], plan: object
+    ) -> AsyncIterator[tuple[list[bytes], Outcome]]:
+        """The prompt's KV, loaded or computed, as long as the request lasts."""
+        try:
+            kv, pulled = await self.load(request, chain, plan)
+            first = len(kv)
+            for block in chain[first:]:
+                await asyncio.sleep(COMPUTE_S_A_BLOCK)
+                kv.append(kv_of(block))
+            if first < len(chain):
+                await asyncio.to_thread(self.save, chain, kv, first)
+            yield (
+                kv,
+                Outcome(
+                    request=request,
+                    prompt_blocks=len(chain),
+                    engine_blocks=0,
+                    local_blocks=first - pulled,
+                    pulled_blocks=pulled,
+                    pulled_bytes=0,
+                    pull_s=0.0,
+                    head=chain[0].hex() if chain else "",
+                ),
+            )
+        finally:
+            self.release(request)
 
     def _copy(self, chain: list[bytes], slots: list[int]) -> list[bytes]:
         kv: list[bytes] = []

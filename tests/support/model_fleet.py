@@ -12,6 +12,7 @@ from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Prepared
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.node_cache import NodeCache
+from prefixfleet.cluster.open_pool import pull_with
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.store.errors import CorruptBlock, IndexUnavailable
@@ -183,16 +184,7 @@ class ModelNode:
         return self.pool.match(chain)
 
     async def _move(self, pull: Pull) -> PullResult:
-        return await self.puller.pull(
-            pull.source.contacts,
-            namespace=NAMESPACE,
-            epoch=pull.source.epoch,
-            parent=pull.parent,
-            hashes=pull.hashes,
-            deadline=pull.deadline,
-            link=pull.link or None,
-            others=pull.others,
-        )
+        return await pull_with(self.puller, NAMESPACE, pull)
 
 
 @dataclass

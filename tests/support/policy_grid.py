@@ -7,7 +7,7 @@ ever computed is found, over the time in which it arrives.
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -19,8 +19,7 @@ from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.simulate import OURS, POLICIES, simulate, speed_up
 from prefixfleet.router.simulator import Fleet
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
-from prefixfleet.store.eviction import LruOrder
-from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.orders import new_order
 
 TRACE = "conversation"
 NOTHING_SHARED = "strangers"
@@ -66,7 +65,7 @@ def run(point: Point) -> dict[str, Any]:
         hardware=hardware,
         policy=POLICIES[point.policy](),
         unbound=point.policy == OURS,
-        order=ValueOrder if point.policy == OURS else lambda slots: LruOrder(),
+        order=partial(new_order, "value" if point.policy == OURS else "lru"),
     )
     arrivals = speed_up(arrivals_of(point.workload, point.requests), point.speed)
     figures, wall_s = simulate(fleet, arrivals, ttft_slo_s=TTFT_SLO_S)

@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from eventually import until
 from redis_servers import new_fleet
 from upstreams import NAMESPACE, SECRET, FakeEngine
@@ -84,6 +85,16 @@ class Rig:
         await self.until_ready(len(records) if ready is None else ready)
         await asyncio.wait_for(self.router.feed.loaded.wait(), 10)
         return self.router
+
+    async def node_face(self, path: str, answer: Handler) -> str:
+        """URL of a node's HTTP face that answers POSTs to ``path``."""
+        app = web.Application()
+        app.router.add_post(path, answer)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        self.stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
     async def announce(self, *records: WorkerRecord, ttl_s: float = 60.0) -> None:
         for record in records:

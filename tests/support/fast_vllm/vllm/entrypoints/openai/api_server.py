@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[4]))
 
 import msgspec
 from aiohttp import web
-from chaos_model import BLOCK_TOKENS, answer_of, kv_of
-from engine_cache import COMPUTE_S_A_BLOCK, Cache
+from chaos_model import BLOCK_TOKENS, answer_of
+from engine_cache import Cache
 
 from prefixfleet.cluster.engine_client import Welcome
 from prefixfleet.router.body import read_body
@@ -118,29 +118,8 @@ class FastEngine:
             raise web.HTTPServiceUnavailable(text="there never was a daemon")
         prompt = Prompt(rendered=Rendered(ids), tokens=len(ids), salt=salt)
         chain = prefix_chain(prompt, welcome.namespace_digest, BLOCK_TOKENS, welcome.hash_key)
-        try:
-            kv, pulled = await self._cache.load(name, chain, plan)
-            first = len(kv)
-            for block in chain[first:]:
-                await asyncio.sleep(COMPUTE_S_A_BLOCK)
-                kv.append(kv_of(block))
-            if first < len(chain):
-                await asyncio.to_thread(self._cache.save, chain, kv, first)
-            yield (
-                kv,
-                Outcome(
-                    request=name,
-                    prompt_blocks=len(chain),
-                    engine_blocks=0,
-                    local_blocks=first - pulled,
-                    pulled_blocks=pulled,
-                    pulled_bytes=0,
-                    pull_s=0.0,
-                    head=chain[0].hex() if chain else "",
-                ),
-            )
-        finally:
-            self._cache.release(name)
+        async with self._cache.prefilled(name, chain, plan) as done:
+            yield done
 
     async def _stream(
         self, request: web.Request, text: str, count: int, params: dict[str, Any]

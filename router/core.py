@@ -29,7 +29,7 @@ from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.orders import Orders, OrderStore
-from prefixfleet.router.parity import check_parity, check_tokens, measure_prefill
+from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
@@ -237,7 +237,10 @@ class Router:
         if entry is None:
             await check_parity(worker, self._key, self.session)
             return worker
-        await check_tokens(worker, self.session, chats=entry.engine == "vllm")
+        if entry.engine == "trtllm":
+            await check_counts(worker, self.session)
+        else:
+            await check_tokens(worker, self.session, chats=entry.engine == "vllm")
         speed = record.prefill_tokens_per_s or await measure_prefill(worker, self.session)
         return replace(worker, record=replace(record, prefill_tokens_per_s=speed))
 

@@ -46,6 +46,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 
 HIT_RATIOS_KEPT = 2_000
@@ -62,6 +63,7 @@ class Fleet:
     orders: OrderStore | None = None
     loads: Board | None = None
     engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
+    polls: PollRights | None = None
 
 
 class Router:
@@ -90,7 +92,8 @@ class Router:
             else None
         )
         self.static = StaticWorkers(settings.workers_file)
-        self.engines = EngineFeed(fleet.secret, self.degraded, clock)
+        claim = fleet.polls.claim if fleet.polls else None
+        self.engines = EngineFeed(fleet.secret, self.degraded, clock, claim)
         self.orders = Orders(fleet.orders, clock)
         self.token_times = TokenTimes()
         self.traffic = Traffic(settings.slow_start_s, clock, random.random)

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from prefixfleet.router.degraded import Degraded
-from prefixfleet.router.engine_poll import EnginePoller
+from prefixfleet.router.engine_poll import Claim, EnginePoller
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.router.view import View
 from prefixfleet.store.engine_follower import EngineFollower
@@ -39,11 +39,18 @@ class _Followed:
 class EngineFeed:
     """Owned by the router's event loop. `follow` says whom to follow; `close` ends it."""
 
-    def __init__(self, secret: bytes, degraded: Degraded, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        degraded: Degraded,
+        clock: Callable[[], float],
+        claim: Claim | None = None,
+    ) -> None:
         self.view = View(clock)
         self._secret = secret
         self._key = hash_key(secret)
         self._degraded = degraded
+        self._claim = claim
         self._followed: dict[str, _Followed] = {}
         self._lives = 0
 
@@ -94,7 +101,7 @@ class EngineFeed:
         self._lives += 1
         member = Membership(entry.node, self._lives, 0)
         follower = (
-            EnginePoller(mirror, entry.events, entry.block_tokens)
+            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim)
             if entry.engine == "trtllm"
             else EngineFollower(mirror, entry.events, entry.replay)
         )

@@ -2,19 +2,20 @@
 
 One question at a time, a bounded answer in a bounded time. A poll that fails drops nothing by
 itself: the number of the next event says whether anything was lost. Only where nobody listens any
-more the engine is gone, with all that it held.
+more the engine is gone, with all that it held. Of several routers one polls: an event is told once.
 """
 
 import asyncio
 import errno
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
 
 import aiohttp
 
 from prefixfleet.store.engine_follower import Losses
 from prefixfleet.store.engine_mirror import Change, EngineMirror
-from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.errors import IndexUnavailable, ProtocolError
 from prefixfleet.store.trtllm_events import MAX_POLL_BYTES, decode_poll
 from prefixfleet.store.trtllm_mirror import PolledMirror
 
@@ -24,7 +25,11 @@ POLL_LIMIT_S = 10.0
 BUSY_S = 0.05  # between two polls that told something; a question costs the engine a few ms
 IDLE_S = 0.5
 FAILED_S = 2.0
+CLAIM_S = 2.0  # so often the right to poll is claimed again; it lasts five times as long
 FAILURES_SHOWN = 3  # in a row: an engine that starts, or has seen no prompt yet, refuses a few
+
+Claim = Callable[[str], Awaitable[bool]]
+"""Whether this router may poll an engine: `store.poll_rights.PollRights.claim`."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +48,13 @@ class EnginePoller:
     ``fault`` says what is wrong at the moment with what is believed; empty if all is well.
     """
 
-    def __init__(self, mirror: EngineMirror, url: str, block_tokens: int) -> None:
+    def __init__(
+        self, mirror: EngineMirror, url: str, block_tokens: int, claim: Claim | None = None
+    ) -> None:
+        self._claim = claim
+        self._is_mine = claim is None
+        self._claimed_s = -CLAIM_S
+        self._server = url
         self._polled = PolledMirror(mirror)
         self._url = url.rstrip("/") + PATH
         self._block_tokens = block_tokens
@@ -69,6 +80,8 @@ class EnginePoller:
     @property
     def fault(self) -> str:
         """See the class."""
+        if not self._is_mine:
+            return f"another router of the fleet polls {self._server}: here it is routed by load"
         if self._failures >= FAILURES_SHOWN:
             return self._why
         if self._polled.is_losing:
@@ -86,6 +99,10 @@ class EnginePoller:
             timeout=aiohttp.ClientTimeout(total=POLL_LIMIT_S)
         ) as session:
             while True:
+                if not await self._may_poll():
+                    yield self._polled.ended()
+                    await asyncio.sleep(CLAIM_S)
+                    continue
                 try:
                     change, told = await self._poll(session)
                 except PollFailed as failed:
@@ -95,6 +112,16 @@ class EnginePoller:
                     yield change
                     pause_s = BUSY_S if told else min(2 * pause_s, IDLE_S)
                 await asyncio.sleep(pause_s)
+
+    async def _may_poll(self) -> bool:
+        """Where nobody can say whose right it is, it stays whose it was."""
+        if self._claim and time.monotonic() - self._claimed_s >= CLAIM_S:
+            try:
+                self._is_mine = await self._claim(self._server)
+            except IndexUnavailable as error:
+                log.debug("%s: the right to poll stays whose it was: %s", self._server, error)
+            self._claimed_s = time.monotonic()
+        return self._is_mine
 
     async def _poll(self, session: aiohttp.ClientSession) -> tuple[Change, bool]:
         """The change, and whether anything was told."""

@@ -131,12 +131,13 @@ def test_without_a_daemon_the_engine_serves_and_saves_again_when_it_is_back(star
 
 
 def step_until_connected(rig):
-    for half in (rig.connector._scheduler, *(rank.connector._worker for rank in rig.ranks)):
+    workers = [rank.connector._worker for rank in rig.ranks]
+    for client in (rig.connector._scheduler._session.client, *(w._client for w in workers)):
         for _ in range(1000):
-            if half._client.welcome is not None:
+            if client.welcome is not None:
                 break
-            half._client._settled.clear()
-            half._client.settle(0.05)
+            client._settled.clear()
+            client.settle(0.05)
 
 
 def test_a_daemon_that_dies_under_a_request_costs_time_only(start, daemons):

@@ -27,8 +27,9 @@ from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 
 NAMESPACE = b"simulated"

@@ -25,8 +25,9 @@ from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.pool import SlotPool
 
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""

@@ -100,8 +100,8 @@ async def test_its_events_lead_prompts_to_it_and_name_every_block(
         router.view._assumed.drop(node)
         hit, cached, _ = await ask("a tenant's own")
         assert hit == cached > 0
-        (follower,) = router.engines.followers().values()
-        assert follower.whole
+        (numbers,) = router.engines.numbers().values()
+        assert numbers["whole"]
         assert router.degraded.modes() == []
 
 

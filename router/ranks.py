@@ -53,8 +53,8 @@ class Ranks:
         for findings in self._findings.values():
             for node in findings.nodes():
                 found |= {worker.name: worker for worker in lineup.on_node.get(node, ())}
-            for name in findings.own.keys() & lineup.workers.keys():
-                found[name] = lineup.workers[name]
+            mine = (lineup.workers.get(name) for name in findings.own)
+            found |= {worker.name: worker for worker in mine if worker}
         return found
 
     def _rank_of(self, worker: Worker) -> Rank:

@@ -157,7 +157,7 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
         fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
     elif source and (address := passage.router.p2p_addresses().get(source.node)):
         fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
-    elif TRANSFER_KEY in passage.body.fields:
+    elif passage.body.has(TRANSFER_KEY):
         fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt

@@ -1,7 +1,8 @@
 """What is recorded of each request: metrics, the decision's headers, and one line that says why."""
 
 import logging
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from prefixfleet.router.body import Body
 from prefixfleet.router.book import Charge
@@ -28,8 +29,7 @@ ORIGINS = ("engine", "local", "pulled", "computed")
 MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class Passage(Struct, frozen=True, kw_only=True):
     """One request on its way through the router."""
 
     router: Router

@@ -48,7 +48,8 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
     received_s = router.clock()
     _refuse_if_full(router)
     key = router.keys.check(_authorization(client.headers))
-    with router.limits.admitted(key):
+    router.limits.admit(key)
+    try:
         body = read_body(await client.read())
         model = body.get("model", str)
         if model is None:
@@ -71,6 +72,8 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
         )
         passage.note_prompt()
         return await _try_workers(passage, workers, chains)
+    finally:
+        router.limits.leave(key)
 
 
 def _authorization(headers: Mapping[str, str]) -> str | None:
@@ -103,13 +106,18 @@ async def _understand(
 
     def read() -> tuple[Prompt, Chains]:
         prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
-        prompt = structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
+        salt = router.salt_of(key, prompt.salt)
+        if salt != prompt.salt:
+            prompt = structs.replace(prompt, salt=salt)
         return prompt, router.dispatcher.chains(prompt, workers)
 
-    with router.metrics.tokenise_s.time():
+    started_s = router.clock()
+    try:
         if len(body.raw) <= INLINE_BYTES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(router.threads, read)
+    finally:
+        router.metrics.tokenise_s.observe(router.clock() - started_s)
 
 
 async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chains) -> int:

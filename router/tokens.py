@@ -46,7 +46,7 @@ class Tokens:
         """Token ids of a completion's prompt. Releases the GIL."""
         # The form without offsets: it takes two thirds of the time
         encodings = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return list(encodings[0].ids)
+        return encodings[0].ids
 
     def of_chat(self, text: str, owner: str = "") -> Rendered:
         """Token ids of a rendered chat; what an earlier turn of ``owner`` has in common with it

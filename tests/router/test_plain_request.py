@@ -29,6 +29,28 @@ def test_a_head_gives_path_headers_and_where_the_body_is():
     }
 
 
+def test_heads_that_differ_in_the_length_of_the_body_are_read_once():
+    one, other = plain_head(HEAD), plain_head(HEAD.replace(b"12", b" 7\t"))
+
+    assert one is not None
+    assert other is not None
+    assert (one.body_bytes, other.body_bytes) == (12, 7)
+    assert one.fields is other.fields
+    lines = one.fields.worker_lines(True)
+    assert lines == "X-Name: \xe9 a\r\nAccept-Encoding: identity\r\n"
+    assert one.fields.worker_lines(True) is lines
+
+
+def test_a_key_goes_on_to_a_worker_only_where_it_should():
+    head = HEAD.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer abc\r\n")
+    found = plain_head(head)
+
+    assert found is not None
+    assert "abc" in found.fields.worker_lines(True)
+    assert "abc" not in found.fields.worker_lines(False)
+    assert "abc" in found.fields.worker_lines(True)
+
+
 @given(st.integers(0, len(HEAD) - 1))
 def test_a_part_of_a_head_wants_more(size):
     assert plain_head(HEAD[:size]) is None

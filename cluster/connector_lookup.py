@@ -1,4 +1,4 @@
-"""One lookup of the connector: which leading blocks of a request are in the node's pool, pinned.
+"""Lookups of the connector: which leading blocks of a request are in the node's pool, pinned.
 
 A lookup ends exactly once: with what the daemon found, or as a miss with the reason. Must not
 know vLLM.
@@ -23,6 +23,8 @@ MAX_PULL_S = 60.0
 GRACE_S = 0.25
 """How much later than its budget the daemon's answer may come."""
 TELL_S = 5.0
+IDLE_WAIT_S = 0.001
+"""Once a step, when the engine has nothing else to do than wait for a lookup."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Measure = Annotated[float, msgspec.Meta(ge=0)]
@@ -103,3 +105,40 @@ class Lookup:
         if not found.blocks == len(found.slots) == found.local + found.pulled <= len(self.chain):
             return Found(failure="protocol")
         return found
+
+
+class WaitingLookups:
+    """The lookups of an engine's requests, one each. Owned by the scheduler half, in its thread."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Lookup] = {}
+        self._may_wait = True
+
+    def start(self, request_id: str, lookup: Lookup) -> None:
+        """The request's lookup from now on; it had none, or `release` ended that."""
+        self._of[request_id] = lookup
+
+    def of(self, request_id: str) -> Lookup | None:
+        """The request's lookup that was not released."""
+        return self._of.get(request_id)
+
+    def poll(self, lookup: Lookup) -> Found | None:
+        """As `Lookup.poll`; waits `IDLE_WAIT_S` where `next_step` allowed it."""
+        found = lookup.poll()
+        if found is None and self._may_wait:
+            self._may_wait = False
+            found = lookup.poll(IDLE_WAIT_S)
+        return found
+
+    def next_step(self, *, idle: bool) -> None:
+        """A step of the engine was planned; ``idle``: it computes nothing."""
+        self._may_wait = idle
+
+    def release(self, request_id: str) -> None:
+        """Let the daemon unpin what the request's lookup found, if it has one."""
+        if (lookup := self._of.pop(request_id, None)) is not None:
+            lookup.release()
+
+    def forget(self) -> None:
+        """The connection of all of them has ended, and what was pinned with it."""
+        self._of.clear()

@@ -6,7 +6,6 @@ waits longer than `IDLE_WAIT_S`: an exception here would end the engine.
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -15,6 +14,7 @@ from prefixfleet.cluster.connector_copier import BATCH_BLOCKS, Copier, LoadDone,
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.connector_records import Report, Step
+from prefixfleet.cluster.connector_session import hello, in_era
 from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.store.namespace import Namespace
@@ -135,25 +135,3 @@ class WorkerHalf:
         self._copier = Copier(self._paged, RankPool(self._client, layout, self._rank))
         self._client.start()
         self._copier.start()
-
-
-def in_era(namespace: Namespace, era: str) -> Namespace:
-    """The namespace after a reset: what was kept before it matches nothing, here and elsewhere.
-
-    An engine's caches are reset when its weights were changed in place, which no file shows.
-    """
-    return replace(namespace, weights=f"{namespace.weights}#{era}") if era else namespace
-
-
-def hello(
-    engine: str, role: str, rank: int, namespace: Namespace, layout: SlotLayout
-) -> dict[str, object]:
-    """Fields of the first question on a connection."""
-    return {
-        "engine": engine,
-        "role": role,
-        "rank": rank,
-        "namespace": asdict(namespace),
-        "payload_bytes": layout.payload_bytes,
-        "shards": layout.shards,
-    }

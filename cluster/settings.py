@@ -79,6 +79,14 @@ class NodeSettings(Section):
         return self.runtime_dir / f"{self.name}.sock"
 
 
+class TrtllmSettings(Section):
+    """A TensorRT-LLM engine that keeps its blocks in a node's pool: where the node's daemon is."""
+
+    section: ClassVar[str] = "TRTLLM_"
+
+    socket_path: Path
+
+
 class WorkerSettings(Section):
     """One engine: which model it serves, for which node, and how much memory and CPU it takes."""
 

@@ -23,6 +23,7 @@ from prefixfleet.router.siblings import serve_siblings
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.index import ENGINE_AREA
 from prefixfleet.store.load_board import LoadBoard
+from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
@@ -82,7 +83,9 @@ async def _serve(
     url = fleet.redis_url.get_secret_value()
     index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
     orders = WorkerOrders(url, fleet.fleet)
-    loads = LoadBoard(url, fleet.fleet, secrets.token_hex(8), time.monotonic)
+    me = secrets.token_hex(8)
+    loads = LoadBoard(url, fleet.fleet, me, time.monotonic)
+    polls = PollRights(url, fleet.fleet, me)
     async with contextlib.AsyncExitStack() as stack:
         flushing = asyncio.create_task(flush_logs(log_handler))
         stack.callback(flushing.cancel)
@@ -91,9 +94,9 @@ async def _serve(
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
         engines = RedisIndex(url, fleet.fleet, area=ENGINE_AREA)
-        for later in (orders, loads, engines):
+        for later in (orders, loads, engines, polls):
             stack.push_async_callback(later.close)
-        outside = Fleet(index, registry, secret, orders, loads, engines)
+        outside = Fleet(index, registry, secret, orders, loads, engines, polls)
         router = await stack.enter_async_context(Router(outside, settings))
         with contextlib.suppress(TimeoutError):  # the first requests should find what there is
             await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)

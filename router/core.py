@@ -29,7 +29,7 @@ from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.orders import Orders, OrderStore
-from prefixfleet.router.parity import check_parity, check_tokens, measure_prefill
+from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
@@ -46,6 +46,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 
 HIT_RATIOS_KEPT = 2_000
@@ -62,6 +63,7 @@ class Fleet:
     orders: OrderStore | None = None
     loads: Board | None = None
     engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
+    polls: PollRights | None = None
 
 
 class Router:
@@ -90,7 +92,8 @@ class Router:
             else None
         )
         self.static = StaticWorkers(settings.workers_file)
-        self.engines = EngineFeed(fleet.secret, self.degraded, clock)
+        claim = fleet.polls.claim if fleet.polls else None
+        self.engines = EngineFeed(fleet.secret, self.degraded, clock, claim)
         self.orders = Orders(fleet.orders, clock)
         self.token_times = TokenTimes()
         self.traffic = Traffic(settings.slow_start_s, clock, random.random)
@@ -237,7 +240,10 @@ class Router:
         if entry is None:
             await check_parity(worker, self._key, self.session)
             return worker
-        await check_tokens(worker, self.session, chats=entry.engine == "vllm")
+        if entry.engine == "trtllm":
+            await check_counts(worker, self.session)
+        else:
+            await check_tokens(worker, self.session, chats=entry.engine == "vllm")
         speed = record.prefill_tokens_per_s or await measure_prefill(worker, self.session)
         return replace(worker, record=replace(record, prefill_tokens_per_s=speed))
 

@@ -8,9 +8,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.engine_poll import Claim, EnginePoller
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.router.view import View
 from prefixfleet.store.engine_follower import EngineFollower
@@ -29,7 +31,7 @@ class _Followed:
     entry: StaticWorker
     member: Membership
     mirror: EngineMirror
-    follower: EngineFollower
+    follower: EngineFollower | EnginePoller
     task: asyncio.Task[None]
     prompts: int = 0
 
@@ -37,11 +39,18 @@ class _Followed:
 class EngineFeed:
     """Owned by the router's event loop. `follow` says whom to follow; `close` ends it."""
 
-    def __init__(self, secret: bytes, degraded: Degraded, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        secret: bytes,
+        degraded: Degraded,
+        clock: Callable[[], float],
+        claim: Claim | None = None,
+    ) -> None:
         self.view = View(clock)
         self._secret = secret
         self._key = hash_key(secret)
         self._degraded = degraded
+        self._claim = claim
         self._followed: dict[str, _Followed] = {}
         self._lives = 0
 
@@ -61,9 +70,13 @@ class EngineFeed:
             self._stop(name)
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def followers(self) -> dict[str, EngineFollower]:
-        """Whoever is followed, by worker."""
-        return {name: followed.follower for name, followed in self._followed.items()}
+    def numbers(self) -> dict[str, dict[str, Any]]:
+        """Blocks held, what is known of them and what was lost, by worker."""
+        return {name: _numbers(followed) for name, followed in self._followed.items()}
+
+    def losses(self) -> dict[str, dict[str, int]]:
+        """What went wrong, counted by kind, by worker."""
+        return {name: asdict(one.follower.losses) for name, one in self._followed.items()}
 
     def note_prompt(self, name: str, blocks: int) -> None:
         """A prompt of ``blocks`` full blocks was computed by worker ``name``: it should say so."""
@@ -87,7 +100,11 @@ class EngineFeed:
         )
         self._lives += 1
         member = Membership(entry.node, self._lives, 0)
-        follower = EngineFollower(mirror, entry.events, entry.replay)
+        follower = (
+            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim)
+            if entry.engine == "trtllm"
+            else EngineFollower(mirror, entry.events, entry.replay)
+        )
         self.view.apply(IndexEvent("join", member))
         followed = _Followed(
             entry, member, mirror, follower, asyncio.create_task(self._run(entry.name))
@@ -128,5 +145,23 @@ class EngineFeed:
                 "they match nothing",
                 f"set block_tokens to {theirs} in the worker's entry",
             )
-        else:
+        elif isinstance(followed.follower, EnginePoller) and (fault := followed.follower.fault):
+            self._degraded.enter(
+                mode,
+                fault,
+                "poll each engine from one place only; raise event_buffer_max_size of its "
+                "kv_cache_config, and see that its server answers",
+            )
+        elif followed.prompts < SILENT_PROMPTS or followed.follower.batches:
             self._degraded.end(mode)
+
+
+def _numbers(followed: _Followed) -> dict[str, Any]:
+    follower = followed.follower
+    return {
+        "resident": len(followed.mirror),
+        "whole": follower.whole,
+        "connected": follower.connected,
+        "unfollowed_blocks": followed.mirror.unfollowed,
+        "batches": follower.batches,
+    } | asdict(follower.losses)

@@ -106,6 +106,12 @@ class Metrics:
         self.nodes = Gauge("prefixfleet_nodes", "Live nodes in the view", registry=r)
         self.view_blocks = Gauge("prefixfleet_view_blocks", "Blocks in the view", registry=r)
         self.view_gaps = Gauge("prefixfleet_view_gaps", "Lost event streams", registry=r)
+        self.event_losses = Gauge(
+            "prefixfleet_engine_event_losses",
+            "What went wrong following a plain engine's KV events",
+            ["worker", "kind"],
+            registry=r,
+        )
         self.degraded = Gauge("prefixfleet_degraded", "Degraded modes", ["mode"], registry=r)
 
     def read_gauges(self, router: "Router") -> None:
@@ -117,6 +123,10 @@ class Metrics:
         states = CountOf(standing.state for standing in router.roster.standings())
         for state in STATES:
             self.workers.labels(state).set(states[state])
+        self.event_losses.clear()
+        for worker, losses in router.engines.losses().items():
+            for kind, count in losses.items():
+                self.event_losses.labels(worker, kind).set(count)
         self.degraded.clear()
         for mode in router.degraded.modes():
             self.degraded.labels(mode.name).set(1)

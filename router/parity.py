@@ -78,6 +78,27 @@ async def check_tokens(worker: Worker, session: aiohttp.ClientSession, *, chats:
             raise ParityFailed(_difference(question, ours, theirs))
 
 
+async def check_counts(worker: Worker, session: aiohttp.ClientSession) -> None:
+    """For engines without ``/tokenize``: the number of prompt tokens in ``usage``, which says less.
+
+    Raises as `check_parity`.
+    """
+    for question, ours in _questions(worker):
+        if not ours:
+            continue  # an empty prompt, or a chat that the template refuses
+        path = "chat/completions" if "messages" in question else "completions"
+        asked = question | {"max_tokens": 1}
+        answer = await _post(session, f"{worker.record.url}/v1/{path}", asked)
+        usage = answer.get("usage")
+        theirs = usage.get("prompt_tokens") if isinstance(usage, dict) else None
+        if theirs != len(ours):
+            probe = question.get("prompt", question.get("messages"))
+            raise ParityFailed(
+                f"the engine counts {theirs} tokens in {probe!r:.120}, this router {len(ours)}; "
+                "compare tokenizer and chat template in model_path with what the engine loaded"
+            )
+
+
 async def measure_prefill(worker: Worker, session: aiohttp.ClientSession) -> float:
     """Tokens a second of one prompt that the engine has not seen. Raises as `check_parity`."""
     most = worker.record.max_model_tokens // 2 or MEASURED_TOKENS

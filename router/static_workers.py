@@ -1,4 +1,4 @@
-"""Workers from a file: plain vLLM and SGLang servers that run without our connector.
+"""Workers from a file: plain vLLM, SGLang and TensorRT-LLM servers that run without our connector.
 
 They are routed like any other, but what they hold is told by their own KV events, and no node of
 ours pulls from them. vLLM servers with its own P2P tier pull from each other where the router says
@@ -22,6 +22,7 @@ Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 Url = Annotated[str, msgspec.Meta(pattern=r"^https?://[^/\s]+")]
 Address = Annotated[str, msgspec.Meta(pattern=r"^([^/\s:]+:[0-9]{1,5})?$")]
 Endpoint = Annotated[str, msgspec.Meta(pattern=r"^(tcp://[^/\s]+:[0-9]+)?$")]
+Events = Annotated[str, msgspec.Meta(pattern=r"^((tcp|https?)://[^/\s]+:[0-9]+)?$")]
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class StaticWorker(
     """One entry of the file.
 
     ``events`` and ``replay`` are the endpoints of ``--kv-events-config``, as the router reaches
-    them; without ``events`` the worker is routed by load and by what was just sent there.
+    them; of ``trtllm`` the server whose ``/kv_cache_events`` is polled, http://host:port. Without
+    ``events`` the worker is routed by load and by what was just sent there.
     ``p2p`` is the address of vLLM's P2P tier as the other engines reach it; what it holds must be
     known by ``events``, and what a pull costs by ``block_bytes``, the size of a block's KV.
     ``block_tokens`` is the engine's block size. A speed of 0 is measured when the worker joins.
@@ -42,8 +44,8 @@ class StaticWorker(
     url: Url
     model: Annotated[str, msgspec.Meta(min_length=1)]
     model_path: Annotated[str, msgspec.Meta(min_length=1)]
-    engine: Literal["vllm", "sglang"] = "vllm"
-    events: Endpoint = ""
+    engine: Literal["vllm", "sglang", "trtllm"] = "vllm"
+    events: Events = ""
     replay: Endpoint = ""
     p2p: Address = ""
     block_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
@@ -54,6 +56,14 @@ class StaticWorker(
     def __post_init__(self) -> None:
         if self.p2p and not (self.events and self.block_bytes and self.engine == "vllm"):
             raise ValueError("p2p is vLLM's, and needs 'events' and 'block_bytes' beside it")
+        polled = self.engine == "trtllm"
+        if self.events and polled == self.events.startswith("tcp://"):
+            raise ValueError(
+                f"events of {self.engine}: got {self.events!r}, expected "
+                + ("http://host:port of the server" if polled else "tcp://host:port")
+            )
+        if polled and self.replay:
+            raise ValueError("replay: TensorRT-LLM replays no events, leave it out")
 
     @property
     def node(self) -> str:

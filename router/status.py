@@ -61,6 +61,7 @@ def _nodes(router: Router) -> list[dict[str, Any]]:
 
 
 def _workers(router: Router) -> list[dict[str, Any]]:
+    events = router.engines.numbers()
     return [
         {
             "worker": standing.record.worker,
@@ -71,5 +72,6 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "reason": standing.reason,
             "load": structs.asdict(router.book.load(standing.record.worker)),
         }
+        | ({"events": events[standing.record.worker]} if standing.record.worker in events else {})
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)
     ]

@@ -14,7 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from prefixfleet.store.engine_mirror import Change, EngineMirror, Follow
+from prefixfleet.store.engine_mirror import Change, EngineMirror, Follow, joined
 from prefixfleet.store.engine_replay import Message, ReplayFailed, read_message, replay
 from prefixfleet.store.errors import ProtocolError
 
@@ -161,13 +161,3 @@ class EngineFollower:
                 self._last_digest = message.digest
             total = joined(total, change)
         return total
-
-
-def joined(first: Change, then: Change) -> Change:
-    """Both changes as one: what came and went again is in neither part."""
-    if first == Change():
-        return then
-    came, went = set(first.added), set(first.removed)
-    added = (came - set(then.removed)) | (set(then.added) - went)
-    removed = (went - set(then.added)) | (set(then.removed) - came)
-    return Change(tuple(added), tuple(removed))

@@ -37,6 +37,16 @@ class Change:
     removed: tuple[BlockHash, ...] = ()
 
 
+def joined(first: Change, then: Change) -> Change:
+    """Both changes as one: what came and went again is in neither part."""
+    if first == Change():
+        return then
+    came, went = set(first.added), set(first.removed)
+    added = (came - set(then.removed)) | (set(then.added) - went)
+    removed = (went - set(then.added)) | (set(then.removed) - came)
+    return Change(tuple(added), tuple(removed))
+
+
 class EngineMirror:
     """One engine's own cache. Owned by whoever follows that engine's events.
 

@@ -2,7 +2,7 @@
 -- operator wishes of the fleet.
 --
 -- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline,
--- wish HASH generation, record. None has a time to live: a policy of volatile-lru must not evict them.
+-- wish HASH generation, record; polls HASH engine -> deadline, router. None has a time to live: a policy of volatile-lru must not evict them.
 
 local function now_s()
   local time = redis.call('TIME')
@@ -49,6 +49,23 @@ local function change_wish(keys, args)
   return redis.call('HINCRBY', key, 'generation', 1)
 end
 
+-- Lets one router poll an engine, as long as it comes back in time. Who may now.
+local function claim_poll(keys, args)
+  local key, engine, router, now = keys[1] .. 'polls', args[1], args[2], now_s()
+  local known = redis.call('HGETALL', key)
+  for i = 1, #known, 2 do
+    if tonumber(string.match(known[i + 1], '^[%d.]+')) < now then
+      redis.call('HDEL', key, known[i])
+    end
+  end
+  local holder = string.match(redis.call('HGET', key, engine) or '', ' (.*)$') or router
+  if holder == router then
+    redis.call('HSET', key, engine, string.format('%.6f %s', now + tonumber(args[3]), router))
+  end
+  return holder
+end
+
+redis.register_function { function_name = LIBRARY .. '_claim_poll', callback = claim_poll, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_announce', callback = announce, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_withdraw', callback = withdraw, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_workers', callback = workers, flags = { 'no-writes' } }

@@ -1,7 +1,7 @@
 """The one reader of the environment: ``PREFIXFLEET_*`` names to frozen, checked records.
 
-A process reads its own section (`ROUTER_`, `NODE_`, `WORKER_`) and the fleet-wide names. A name
-that its section does not have stops the start; other sections are left to their own processes.
+A process reads its own section (`SECTIONS`) and the fleet-wide names. A name that its section does
+not have stops the start; other sections are left to their own processes.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from prefixfleet.store.errors import ConfigError
 
 PREFIX = "PREFIXFLEET_"
-SECTIONS = ("ROUTER_", "NODE_", "WORKER_")
+SECTIONS = ("ROUTER_", "NODE_", "WORKER_", "TRTLLM_")
 MIN_SECRET_BYTES = 16
 
 

@@ -21,7 +21,7 @@ def spoil(daemons, position):
 
     def flip(node):
         host = node._pool.host
-        slots = [host.pool._slot_of[block] for block, _ in host.pool.resident()]
+        slots = [host.pool._table.slot_of[block] for block, _ in host.pool.resident()]
         layout: SlotLayout = host.kind.layout
         host.segment.view[slots[position] * layout.slot_bytes + 200] ^= 1
         return len(slots)
@@ -131,12 +131,13 @@ def test_without_a_daemon_the_engine_serves_and_saves_again_when_it_is_back(star
 
 
 def step_until_connected(rig):
-    for half in (rig.connector._scheduler, *(rank.connector._worker for rank in rig.ranks)):
+    workers = [rank.connector._worker for rank in rig.ranks]
+    for client in (rig.connector._scheduler._session.client, *(w._client for w in workers)):
         for _ in range(1000):
-            if half._client.welcome is not None:
+            if client.welcome is not None:
                 break
-            half._client._settled.clear()
-            half._client.settle(0.05)
+            client._settled.clear()
+            client.settle(0.05)
 
 
 def test_a_daemon_that_dies_under_a_request_costs_time_only(start, daemons):

@@ -8,8 +8,8 @@ from engine_publisher import EnginePublisher, removed
 from eventually import until
 
 from prefixfleet.store.chain import extend_chain
-from prefixfleet.store.engine_follower import EngineFollower, joined
-from prefixfleet.store.engine_mirror import Change, EngineMirror
+from prefixfleet.store.engine_follower import EngineFollower
+from prefixfleet.store.engine_mirror import Change, EngineMirror, joined
 
 KEY, BLOCK, ROOT = b"k" * 32, 16, b"r" * 16
 TOKENS = list(range(48))

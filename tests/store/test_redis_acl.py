@@ -15,6 +15,7 @@ from upstreams import NAMESPACE
 
 from prefixfleet.store import redis_acl
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 from prefixfleet.store.redis_acl import CALLED, CALLED_INSIDE, CONNECTING, acl_rules
 from prefixfleet.store.registry import WorkerRegistry
@@ -84,6 +85,9 @@ async def do_everything(url):
     assert await registry.workers() == [record]
     await registry.withdraw("w")
     await registry.close()
+    rights = PollRights(url, "f", "r", timeout_s=20)
+    assert await rights.claim("http://e:1", ttl_s=0.01)
+    await rights.close()
 
 
 async def test_everything_works_as_a_user_with_these_rules_and_needs_each_of_them(user_url, admin):

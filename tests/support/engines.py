@@ -158,8 +158,11 @@ class Engine:
         )
 
     def forget(self) -> None:
-        """Empty the engine's own prefix cache; the node's pool keeps its blocks."""
-        wait_until(lambda: post(f"{self.url}/reset_prefix_cache") == 200)
+        """Empty the engine's own prefix cache; the node's pool keeps its blocks.
+
+        The engine refuses, with status 200, while a request or a save holds a block.
+        """
+        wait_until(lambda: post_json(f"{self.url}/reset_prefix_cache", {}, ANSWER_S)["success"])
 
     def waiting(self) -> float:
         """Requests that are not being computed yet."""
@@ -294,12 +297,6 @@ def get(url: str) -> str:
 def get_json(url: str) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(get(url))
     return value
-
-
-def post(url: str, body: bytes = b"") -> int:
-    request = urllib.request.Request(url, data=body, method="POST")
-    with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:
-        return int(answer.status)
 
 
 def post_json(url: str, question: dict[str, Any], patience_s: float) -> dict[str, Any]:

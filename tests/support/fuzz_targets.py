@@ -31,12 +31,15 @@ from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.traces import parse_trace
 from prefixfleet.store.engine_events import decode_batch
+from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError, CorruptBlock, PeerRefused, ProtocolError
 from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.prefetch import Prefetch, encode_prefetch, open_prefetch, sign
 from prefixfleet.store.records import NodeRecord, Outcome, PullPlan, WorkerRecord
 from prefixfleet.store.settings import FleetSettings
 from prefixfleet.store.slot import SlotLayout, seal, verify
+from prefixfleet.store.trtllm_events import decode_poll
+from prefixfleet.store.trtllm_mirror import PolledMirror
 from prefixfleet.transfer import messages, wire
 from prefixfleet.transfer.link import Range
 
@@ -127,6 +130,11 @@ def _signature(data: bytes) -> None:
 
 def _engine_events(data: bytes) -> None:
     decode_batch([b"topic", b"\0" * 8, data])
+
+
+def _polled_events(data: bytes) -> None:
+    polled = PolledMirror(EngineMirror(lambda salt: salt.encode()[:16].ljust(16), 2, KEY))
+    polled.take(decode_poll(data, 2))
 
 
 def _trace(data: bytes) -> None:
@@ -254,6 +262,23 @@ _WORKER = WorkerRecord(
     prefill_tokens_per_s=1.0,
 )
 _LEASE = messages.Lease(b"n" * 16, 1, 200, 1, b"h" * 32, 5.0)
+_POLLED = [
+    {"event_id": 0, "window_size": 8, "data": {"type": "created"}},
+    {
+        "event_id": 1,
+        "window_size": 8,
+        "attention_dp_rank": 0,
+        "data": {
+            "type": "stored",
+            "parent_hash": None,
+            "blocks": [
+                {"block_hash": 2**63, "tokens": [{"token_id": 1}, {"token_id": 2}]},
+                {"block_hash": "ab", "tokens": [{"token_id": 3, "token_extra_id": 0}]},
+            ],
+        },
+    },
+    {"event_id": 2, "window_size": 8, "data": {"type": "removed", "block_hashes": [2**63]}},
+]
 _EVENT = {
     "type": "BlockStored", "block_hashes": [1, b"x" * 32], "parent_block_hash": None,
     "token_ids": [1, 2], "block_size": 1, "medium": "GPU",
@@ -332,6 +357,7 @@ TARGETS = {
                 _pack([1.0, [["BlockRemoved", [1, 2], "GPU"]]]),
             ),
         ),
+        Target("polled-events", _polled_events, (ProtocolError,), (json.dumps(_POLLED).encode(),)),
         Target("trace", _trace, (ConfigError,), (_LINES,)),
         Target(
             "environment",

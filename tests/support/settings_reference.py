@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from prefixfleet.cluster.settings import NodeSettings, WorkerSettings
+from prefixfleet.cluster.settings import NodeSettings, TrtllmSettings, WorkerSettings
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.settings import PREFIX, FleetSettings, Section
 
@@ -26,6 +26,7 @@ SECTIONS: dict[str, type[Section]] = {
     "Router": RouterSettings,
     "Node daemon": NodeSettings,
     "Worker": WorkerSettings,
+    "TensorRT-LLM engine": TrtllmSettings,
 }
 SET_BY_THE_CHART: dict[str, tuple[type[Section], set[str]]] = {
     "routerSettings": (RouterSettings, {"host", "port"}),

@@ -9,7 +9,7 @@ from upstreams import NAMESPACE, FakeEngine
 
 
 def entry(
-    engine: FakeEngine, publisher: EnginePublisher | None = None, **fields: Any
+    engine: FakeEngine, publisher: EnginePublisher | None = None, /, **fields: Any
 ) -> dict[str, Any]:
     return {
         "name": engine.name,

@@ -67,6 +67,7 @@ class FakeEngine:
     secret: bytes = SECRET
     prefill_tokens_per_s: float = 1_000.0
     plain: bool = False  # runs without our connector: no outcome, no plan
+    tokenizes: bool = True  # has a route that tells the tokens of a text
     behave: Behaviour | None = None
     probe: Behaviour | None = None  # answers the one-token probes of the parity check
     tokens: Tokens = field(init=False)
@@ -99,7 +100,8 @@ class FakeEngine:
     async def running(self, port: int = 0) -> AsyncIterator["FakeEngine"]:
         """Serve until the block ends; `stop` ends it earlier."""
         app = web.Application(client_max_size=64 << 20)
-        app.router.add_post("/tokenize", self._tokenize)
+        if self.tokenizes:
+            app.router.add_post("/tokenize", self._tokenize)
         for path in READERS:
             app.router.add_post(path, self._prompt)
         for path in UNPLANNED:

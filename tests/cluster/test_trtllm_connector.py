@@ -1,0 +1,315 @@
+"""The TensorRT-LLM connector, driven in the published order of calls, on a real node daemon.
+
+The interface is described in tests/support/published_trtllm; the package cannot be installed here.
+"""
+
+import importlib
+import inspect
+import json
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from daemons import Daemons
+from trtllm_engine import ROW, TOKENS, TrtllmEngine, kv_of
+
+from prefixfleet.cluster import trtllm_blocks
+from prefixfleet.cluster.trtllm_blocks import Copies
+from prefixfleet.store.errors import ConfigError
+
+PUBLISHED = Path(__file__).parents[1] / "support" / "published_trtllm"
+INTERFACE = "tensorrt_llm._torch.pyexecutor.kv_cache_connector"
+PROMPT = list(range(1, 5 * TOKENS + 4))
+"""Five blocks and three tokens."""
+
+
+@pytest.fixture
+def interface(monkeypatch):
+    monkeypatch.syspath_prepend(str(PUBLISHED))
+    yield importlib.import_module(INTERFACE)
+    for name in [n for n in sys.modules if n.split(".")[0] == "tensorrt_llm"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def connector(interface, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    module = importlib.import_module("prefixfleet.cluster.trtllm_connector")
+    yield module
+    del sys.modules["prefixfleet.cluster.trtllm_connector"]
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    (folder / "model.safetensors").write_bytes(b"weights")
+    return folder
+
+
+@pytest.fixture
+def daemons(tmp_path_factory, monkeypatch):
+    with Daemons(tmp_path_factory.mktemp("n")) as daemons:
+        monkeypatch.setenv("PREFIXFLEET_TRTLLM_SOCKET_PATH", str(daemons.start()))
+        yield daemons
+
+
+@pytest.fixture
+def start(interface, connector, model, daemons):
+    engines = []
+
+    def start(**arguments):
+        engine = TrtllmEngine(interface, connector, str(model), **arguments)
+        engines.append(engine)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.worker.close()
+
+
+def ask(engine, tokens, *, chunk=10_000, decode=0, **fields):
+    """One request, whose blocks are checked against what any engine would have computed."""
+    before = engine.computed
+    request, matched = engine.begin(tokens, **fields)
+    engine.prefill(request, 0, matched, chunk)
+    for i in range(decode):
+        engine.decode(request, 1_000 + i)
+    scope = (request.cache_salt_id, request.lora_task_id)
+    for i, block in enumerate(engine.blocks_of(request)):
+        assert torch.equal(block, kv_of(request.tokens[: (i + 1) * TOKENS], scope)), i
+    engine.end(request)
+    return matched, engine.computed - before
+
+
+def test_every_abstract_method_is_there_with_the_published_arguments(interface, connector):
+    for theirs, ours in (
+        (interface.KvCacheConnectorScheduler, connector.PrefixfleetScheduler),
+        (interface.KvCacheConnectorWorker, connector.PrefixfleetWorker),
+    ):
+        assert not ours.__abstractmethods__
+        for name in theirs.__abstractmethods__:
+            published = inspect.signature(getattr(theirs, name)).parameters
+            assert list(inspect.signature(getattr(ours, name)).parameters) == list(published), name
+
+
+def test_what_one_engine_computed_another_one_loads(start):
+    first, second = start(), start()
+
+    assert ask(first, PROMPT) == (0, 5)
+    assert ask(second, PROMPT) == (5 * TOKENS, 0)
+    assert ask(second, [*PROMPT[: 2 * TOKENS], *range(500, 540)]) == (2 * TOKENS, 2)
+    assert first.synchronized == 1, "bytes were read before the pass had ended"
+
+
+def test_the_last_token_is_computed_by_the_engine(start):
+    engine = start()
+    ask(engine, PROMPT[: 4 * TOKENS])
+
+    assert ask(engine, PROMPT[: 4 * TOKENS]) == (3 * TOKENS, 1)
+
+
+@pytest.mark.parametrize("chunk", [TOKENS, 24, 40])
+def test_a_prompt_in_chunks_is_kept_and_goes_on_after_what_was_loaded(start, chunk):
+    first, second = start(), start()
+    ask(first, PROMPT[: 2 * TOKENS + 5], chunk=chunk)
+
+    matched, computed = ask(second, PROMPT, chunk=chunk)
+
+    assert (matched, computed) == (2 * TOKENS, 3)
+    assert ask(first, PROMPT, chunk=chunk)[0] == 5 * TOKENS
+
+
+def test_blocks_filled_by_decoding_are_kept(start):
+    first, second = start(), start()
+    ask(first, PROMPT, decode=2 * TOKENS)
+
+    answered = [*PROMPT, *(1_000 + i for i in range(2 * TOKENS))]
+
+    assert ask(second, answered)[0] == len(answered) // TOKENS * TOKENS
+
+
+def test_what_the_engine_has_itself_is_not_loaded_and_is_offered(start):
+    """The pool may have dropped what the engine still holds: a chain is kept from its beginning."""
+    engine, other = start(), start()
+    request, matched = engine.begin(PROMPT)
+    assert matched == 0
+    own = request.block_ids[:2]
+    for i, block in enumerate(own):
+        engine.pool[block] = kv_of(PROMPT[: (i + 1) * TOKENS], (None, None))
+    again, matched = engine.begin(PROMPT, on_device=own)
+    assert matched == 0
+    engine.prefill(again, 2, matched)
+
+    assert ask(other, PROMPT) == (5 * TOKENS, 0)
+
+
+def test_a_partly_reused_block_is_left_to_the_engine(start):
+    engine = start()
+    ask(engine, PROMPT)
+    request, _ = engine.begin(PROMPT)
+
+    assert engine.scheduler.get_num_new_matched_tokens(request, TOKENS + 3) == (0, False)
+
+
+def test_salts_are_kept_apart_and_adapters_and_images_are_not_kept(start):
+    engine = start()
+
+    assert ask(engine, PROMPT, cache_salt_id=7) == (0, 5)
+    assert ask(engine, PROMPT) == (0, 5)
+    assert ask(engine, PROMPT, cache_salt_id=7) == (5 * TOKENS, 0)
+    for fields in ({"lora_task_id": 3}, {"multimodal_hashes": [[1]]}):
+        assert ask(engine, PROMPT, **fields) == (0, 5)
+        assert ask(engine, PROMPT, **fields) == (0, 5)
+
+
+def test_a_damaged_block_is_not_promised(start, daemons):
+    engine = start()
+    ask(engine, PROMPT)
+
+    def spoil(node):
+        host = node._pool.host
+        for slot in range(host.pool.num_slots):
+            host.segment.view[slot * host.kind.layout.slot_bytes + 100] ^= 1
+
+    daemons.ask("a", spoil)
+
+    assert ask(engine, PROMPT) == (0, 5)
+
+
+def test_a_promise_outlives_the_daemon_that_it_came_from(start, daemons):
+    """The interface knows no failed load: what was promised is in this process."""
+    engine = start()
+    ask(engine, PROMPT)
+    request, matched = engine.begin(PROMPT)
+    daemons.stop()
+
+    engine.prefill(request, 0, matched)
+
+    assert matched == 5 * TOKENS
+    for i, block in enumerate(engine.blocks_of(request)):
+        assert torch.equal(block, kv_of(PROMPT[: (i + 1) * TOKENS], (None, None)))
+    assert ask(engine, PROMPT) == (0, 5)
+
+
+def test_a_request_that_ends_before_it_runs_gives_its_promise_back(start, connector):
+    engine = start()
+    ask(engine, PROMPT)
+    promises = connector.rank_of(engine.llm_args).promises
+
+    request, _ = engine.begin(PROMPT)
+    assert promises.staged_bytes == 5 * LAYERS_BYTES
+    engine.end(request)
+
+    assert promises.staged_bytes == 0
+
+
+LAYERS_BYTES = 2 * 2 * ROW * 2
+
+
+def test_promises_are_bounded(start, connector, monkeypatch):
+    monkeypatch.setattr(trtllm_blocks, "STAGED_BYTES", 7 * LAYERS_BYTES)
+    engine = start()
+    ask(engine, PROMPT)
+
+    begun = [engine.begin(PROMPT) for _ in range(3)]
+    assert [matched // TOKENS for _, matched in begun] == [5, 2, 0]
+
+    for request, matched in begun:
+        engine.prefill(request, 0, matched)
+        for i, block in enumerate(engine.blocks_of(request)):
+            assert torch.equal(block, kv_of(PROMPT[: (i + 1) * TOKENS], (None, None)))
+
+
+def test_of_too_many_requests_those_with_a_promise_are_never_forgotten(start, monkeypatch):
+    monkeypatch.setattr(trtllm_blocks, "MAX_REQUESTS", 2)
+    engine = start()
+    ask(engine, PROMPT)
+
+    first, matched = engine.begin(PROMPT)
+    others = [engine.begin(list(range(900, 940)))[0] for _ in range(3)]
+    second, also = engine.begin(PROMPT)
+
+    assert (matched, also) == (5 * TOKENS, 5 * TOKENS)
+    assert engine.begin(PROMPT)[1] == 0  # both places are taken by promises
+    for request in (first, second):
+        engine.prefill(request, 0, matched)
+        for i, block in enumerate(engine.blocks_of(request)):
+            assert torch.equal(block, kv_of(PROMPT[: (i + 1) * TOKENS], (None, None)))
+    for request in others:
+        engine.prefill(request, 0, 0)
+
+
+def test_an_engine_that_allots_less_than_it_was_promised_must_not_go_on(start):
+    engine = start()
+    ask(engine, PROMPT)
+    request, matched = engine.begin(PROMPT)
+    request.block_ids = request.block_ids[:3]
+
+    with pytest.raises(RuntimeError, match="5 blocks were promised"):
+        engine.prefill(request, 0, matched)
+
+
+def test_a_step_travels_to_the_worker(start):
+    engine = start()
+    ask(engine, PROMPT)
+    step = engine.worker.get_connector_meta()
+
+    assert pickle.loads(pickle.dumps(step)) == step
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tensor_parallel_size": 2}, "one rank"),
+        ({"model": "org/a-name-and-no-folder"}, "folder of the model"),
+    ],
+)
+def test_what_cannot_be_kept_stops_the_start(start, connector, change, named):
+    arguments = start().llm_args
+    for name, value in change.items():
+        setattr(arguments, name, value)
+    others = type(arguments)(**vars(arguments))
+
+    with pytest.raises(ConfigError, match=named):
+        connector.PrefixfleetWorker(others)
+
+
+def test_a_model_with_images_stops_the_start(start, connector, model):
+    (model / "config.json").write_text(json.dumps({"vision_config": {}}))
+
+    with pytest.raises(ConfigError, match="images"):
+        start()
+
+
+def test_without_its_setting_or_with_a_wrong_one_the_start_stops(start, monkeypatch):
+    monkeypatch.delenv("PREFIXFLEET_TRTLLM_SOCKET_PATH")
+    with pytest.raises(ConfigError, match="PREFIXFLEET_TRTLLM_SOCKET_PATH"):
+        start()
+    monkeypatch.setenv("PREFIXFLEET_TRTLLM_SOCKET", "/x")
+    with pytest.raises(ConfigError, match="unknown setting"):
+        start()
+
+
+def test_an_engine_of_other_weights_is_refused_by_the_node(start, model):
+    start()
+    (model / "model.safetensors").write_bytes(b"other weights")
+
+    with pytest.raises(ConfigError, match="namespace"):
+        start()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.zeros((4, 8), dtype=torch.uint8),
+        torch.zeros((8, 4), dtype=torch.bfloat16).t(),
+        torch.zeros(8, dtype=torch.bfloat16),
+    ],
+)
+def test_a_pool_that_is_no_rows_of_kv_is_refused(tensor):
+    with pytest.raises(ConfigError, match="pool"):
+        Copies(tensor)

@@ -1,0 +1,206 @@
+"""TensorRT-LLM workers from a file: routed by the events that the router polls from them."""
+
+import asyncio
+import json
+
+import pytest
+from aiohttp import web
+from eventually import until
+from static_entries import entry, write
+from trtllm_server import TrtllmServer, names_of, removed
+
+from prefixfleet.router import engine_poll
+from prefixfleet.router.engine_feed import SILENT_PROMPTS
+from prefixfleet.router.static_workers import StaticWorkers
+from prefixfleet.store.errors import ConfigError
+
+LONG = "The prefix cache keeps what a node computed before. " * 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "workers.json"
+
+
+@pytest.fixture
+async def server(monkeypatch):
+    for name in ("BUSY_S", "IDLE_S", "FAILED_S"):
+        monkeypatch.setattr(engine_poll, name, 0.01)
+    async with TrtllmServer() as server:
+        yield server
+
+
+async def counted(engine, request, asked):
+    """A whole answer with the number of the prompt's tokens, as trtllm-serve has it; it has no
+    ``/tokenize``."""
+    if "messages" in asked:
+        text = engine.tokens.render(asked["messages"], asked.get("tools"))
+        ids = engine.tokens.of_text(text, add_special_tokens=False)
+    else:
+        prompt = asked["prompt"]
+        ids = engine.tokens.of_text(prompt) if isinstance(prompt, str) else prompt
+    usage = {"prompt_tokens": len(ids), "completion_tokens": 1, "total_tokens": len(ids) + 1}
+    return web.json_response({"choices": [{"index": 0, "text": engine.name}], "usage": usage})
+
+
+async def fleet(rig, path, server, ready=2, **fields):
+    """Two plain engines behind a router, of which the first tells its events at ``server``."""
+    engines = [await rig.engine(name, plain=True, probe=counted, tokenizes=False) for name in "ab"]
+    told = {"engine": "trtllm", "events": server.events, "replay": ""} | fields
+    entries = [entry(engines[0], **told), entry(engines[1], engine="trtllm")]
+    await rig.start(records=[], ready=ready, workers_file=write(path, *entries))
+    return engines
+
+
+def modes(rig):
+    return {mode.name: mode.reason for mode in rig.router.degraded.modes()}
+
+
+async def test_a_prompt_goes_where_the_polled_events_say_its_prefix_is(rig, path, server):
+    engines = await fleet(rig, path, server)
+    ids = engines[0].tokens.of_text(LONG)
+    data = server.stored(ids)
+    server.tell(data)
+    await until(lambda: len(rig.router.engines.view) == len(ids) // 16)
+
+    answers = [await rig.post(prompt=LONG) for _ in range(4)]
+
+    assert {headers["x-prefixfleet-node"] for _, headers, _ in answers} == {"static:a"}
+    assert answers[0][1]["x-prefixfleet-hit-tokens"] == str(len(ids) // 16 * 16)
+    assert not any(asked.get("kv_transfer_params") for asked in engines[0].seen)
+    server.tell(removed(*names_of(data)))
+    await until(lambda: len(rig.router.engines.view) == 0)
+
+
+async def test_status_and_metrics_show_what_is_followed_and_what_was_lost(rig, path, server):
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+    server.tell(removed(1), lost=True)
+    server.tell(server.stored(range(100, 116)))
+    await until(lambda: "events of a" in modes(rig))
+
+    async with rig.client.get("/status") as response:
+        (worker,) = [w for w in (await response.json())["workers"] if w["worker"] == "a"]
+    async with rig.client.get("/metrics") as response:
+        metrics = await response.text()
+
+    shown = worker["events"]
+    assert (shown["resident"], shown["gaps"], shown["whole"]) == (1, 1, False)
+    assert 'prefixfleet_engine_event_losses{kind="gaps",worker="a"} 1.0' in metrics
+    assert "another poller" in modes(rig)["events of a"]
+
+
+async def test_an_engine_that_vanishes_holds_nothing_and_is_followed_when_it_is_back(
+    rig, path, server
+):
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+
+    await server.vanish()
+    await until(lambda: "events of a" in modes(rig))
+    assert len(rig.router.engines.view) == 0
+    server.restart()
+    server.tell(server.stored(range(100, 116)))
+    await server.listen()
+
+    await until(lambda: len(rig.router.engines.view) == 1)
+    await until(lambda: "events of a" not in modes(rig))
+
+
+async def test_a_poll_that_fails_drops_nothing_until_a_number_is_missing(rig, path, server):
+    """Its events may be lost with it, or may come with the next one."""
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+
+    server.status = 500
+    await until(lambda: "status 500" in modes(rig).get("events of a", ""))
+    assert len(rig.router.engines.view) == 2
+    server.status = 200
+    await until(lambda: "events of a" not in modes(rig))
+
+    assert len(rig.router.engines.view) == 2
+
+
+@pytest.mark.parametrize("body", [b"{", b'[{"event_id": 7}]', b"[" * 100_000])
+async def test_an_answer_that_is_no_events_drops_what_was_known(rig, path, server, body):
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+
+    server.body = body
+
+    await until(lambda: len(rig.router.engines.view) == 0)
+    assert rig.router.engines.numbers()["a"]["malformed"] == 1
+
+
+async def test_an_answer_without_an_end_is_given_up(rig, path, server, monkeypatch):
+    monkeypatch.setattr(engine_poll, "MAX_POLL_BYTES", 1_000)
+    await fleet(rig, path, server)
+
+    server.tell(server.stored(range(320)))
+
+    await until(lambda: not rig.router.engines.numbers()["a"]["connected"])
+    assert len(rig.router.engines.view) == 0
+
+
+async def test_an_engine_that_does_not_answer_a_poll_is_asked_again(rig, path, server, monkeypatch):
+    monkeypatch.setattr(engine_poll, "POLL_LIMIT_S", 0.2)
+    never = asyncio.Event()
+    server.held = never
+    await fleet(rig, path, server)
+
+    await until(lambda: "TimeoutError" in modes(rig).get("events of a", ""))
+    never.set()
+
+    def told_and_heard():
+        server.tell(server.stored(range(32)))  # an abandoned poll may take one: then it is a gap
+        return len(rig.router.engines.view) == 2
+
+    await until(told_and_heard)
+
+
+async def test_an_engine_without_events_says_so(rig, path, server):
+    """``event_buffer_max_size`` is 0 unless somebody sets it."""
+    server._waiting.clear()
+    engine = await rig.engine("a", plain=True, probe=counted, tokenizes=False)
+    told = entry(engine, engine="trtllm", events=server.events)
+    await rig.start(records=[], ready=1, workers_file=write(path, told))
+    for _ in range(SILENT_PROMPTS):
+        await rig.post(prompt=LONG)
+    polls = server.polls
+    await until(lambda: server.polls > polls + 2)
+
+    assert "no KV event" in modes(rig)["events of a"]
+
+
+async def test_another_tokenizer_is_refused_by_its_number_of_tokens(rig, path, server):
+    engine = await rig.engine("a", plain=True, probe=counted)
+    engine.tokens.of_text = lambda text, **_: [1]
+    entries = write(path, entry(engine, engine="trtllm"))
+    await rig.start(records=[], ready=0, workers_file=entries)
+
+    (standing,) = await until(
+        lambda: [s for s in rig.router.roster.standings() if s.state == "refused"]
+    )
+    assert "the engine counts 1 tokens" in standing.reason
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"engine": "trtllm", "events": "tcp://x:1"}, "http"),
+        ({"engine": "vllm", "events": "http://x:1"}, "tcp"),
+        ({"engine": "trtllm", "events": "http://x:1", "replay": "tcp://x:2"}, "replay"),
+        ({"engine": "trtllm", "events": "http://x:1/kv_cache_events"}, "events"),
+        ({"engine": "trtllm", "events": "http://x:1", "p2p": "x:1", "block_bytes": 1}, "p2p"),
+    ],
+)
+def test_an_entry_that_mixes_engines_is_refused(path, fields, named):
+    good = {"name": "a", "url": "http://x", "model": "m", "model_path": "/m"}
+    path.write_text(json.dumps({"workers": [good | fields]}))
+
+    with pytest.raises(ConfigError, match=named):
+        StaticWorkers(path).load()

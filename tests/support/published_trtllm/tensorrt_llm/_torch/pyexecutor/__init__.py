@@ -1,0 +1,1 @@
+"""See `kv_cache_connector`."""

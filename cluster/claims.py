@@ -11,7 +11,8 @@ from typing import Any
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, Overloaded
-from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.holds import Pin
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
 from prefixfleet.transfer.pull import PullResult
 

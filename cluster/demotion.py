@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Callable, Set
 
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.holds import Pin
-from prefixfleet.store.pool import SlotPool, Victims
+from prefixfleet.store.holds import Pin, Victims
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.ssd import DiskWrite, SsdTier
 
 BATCH_BLOCKS = 32

@@ -13,7 +13,8 @@ from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.store import watermark
 from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.pool import SlotPool, Victims
+from prefixfleet.store.holds import Victims
+from prefixfleet.store.pool import SlotPool
 
 LOOK_S = 1.0
 """How often the mark is looked at while nothing is taken: it goes down by itself."""

@@ -7,14 +7,12 @@ asyncio, no Ray: an actor, a terminal or a test may host it.
 import asyncio
 import contextlib
 import logging
-import os
 import time
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from collections.abc import Coroutine, Iterator
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
-from prefixfleet.cluster.disk import Disk, held_disk, open_tier
+from prefixfleet.cluster.disk import held_disk
 from prefixfleet.cluster.engine_caches import EngineCaches
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
@@ -25,22 +23,19 @@ from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.lock_file import locked
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
+from prefixfleet.cluster.node_report import NodeReport
 from prefixfleet.cluster.node_stats import NodeStats
-from prefixfleet.cluster.open_pool import OpenPool, report, sources
+from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.cluster.peer_book import PeerBook
-from prefixfleet.cluster.pool_host import Kind, PoolHost
-from prefixfleet.cluster.pulls import Pull
-from prefixfleet.cluster.replication import replicate_pool
+from prefixfleet.cluster.pool_host import Kind
+from prefixfleet.cluster.pool_opener import PoolOpener
 from prefixfleet.cluster.settings import NodeSettings
-from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.errors import ConfigError, IndexUnavailable, ProtocolError
+from prefixfleet.store.errors import IndexUnavailable, ProtocolError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.prefetch import Prefetch, prefetch_key
 from prefixfleet.store.records import NodeRecord
-from prefixfleet.store.ssd import SsdTier
-from prefixfleet.transfer.pull import Puller, PullResult
 
 log = logging.getLogger(__name__)
 
@@ -69,20 +64,22 @@ class NodeDaemon:
         self.url = ""
         self._secret = secret
         self._index = index
-        self._links = links
-        self._pool: OpenPool | None = None
-        self._disk: Disk | None = None
-        self._disk_fault = ""
-        self._opening = asyncio.Lock()
         self._loops: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
         self._peers = PeerBook(index.members, clock=time.monotonic)
-        self._holders = Holders(index.match, self._peers, settings.name)
+        self._opener = PoolOpener(
+            settings,
+            links,
+            peers=self._peers,
+            holders=Holders(index.match, self._peers, settings.name),
+            saw_pull=self.stats.saw_pull,
+            start=self._start,
+        )
         self._announcer = Announcer(
             index,
             record=self.record,
-            resident=self._resident,
-            segments=self._segments,
+            resident=self._opener.resident,
+            segments=self._opener.segments,
             joined=self._joined,
             clock=time.monotonic,
         )
@@ -97,6 +94,15 @@ class NodeDaemon:
             gone=self._gone,
             outcome=self.stats.saw_outcome,
         )
+        self._report = NodeReport(
+            settings.name,
+            self.stats,
+            opener=self._opener,
+            announcer=self._announcer,
+            links=links,
+            engines=self._engines,
+            engine_caches=self._engine_caches,
+        )
         self._http = NodeHttp(
             secret=secret,
             status=self.status,
@@ -108,10 +114,10 @@ class NodeDaemon:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._stack.enter_context(_only_daemon(self.settings))
-            self._disk = self._stack.enter_context(held_disk(self.settings))
+            self._opener.disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
-            self._stack.push_async_callback(self._close_pool)
+            self._stack.push_async_callback(self._opener.close)
             if self._engine_caches:
                 self._stack.push_async_callback(self._engine_caches.close)
             await self._engines.open()
@@ -158,67 +164,35 @@ class NodeDaemon:
         return NodeRecord(
             node=self.settings.name,
             host=self.settings.host,
-            contacts=self._pool.host.contacts() if self._pool else {},
+            contacts=self._report.contacts(),
             http=self.url,
             stats=self.snapshot(),
         )
 
     def snapshot(self) -> dict[str, Any]:
-        """How the node stands: names, and numbers in the leaves."""
-        announcer = self._announcer
-        return {
-            **report(self._pool),
-            "tiers": self._tiers(),
-            "counters": self.stats.numbers() | sources(self._pool),
-            "index": {
-                "epoch": announcer.epoch,
-                "joins": announcer.joins,
-                "pending_blocks": announcer.pending,
-                "published_blocks": announcer.published_blocks,
-                "withdrawn_blocks": announcer.withdrawn_blocks,
-            },
-            "forced_link": self._links.forced or "",
-            "missing_links": dict(self._links.missing),
-            "engines": self._engines.engines,
-            "engine_caches": self._engine_caches.numbers() if self._engine_caches else {},
-            "refused_engines": self._engines.refused,
-            "degraded": self._degraded(),
-        }
+        """See `NodeReport.snapshot`."""
+        return self._report.snapshot()
 
     def status(self) -> dict[str, Any]:
-        """Everything that ``/status`` shows."""
-        kind = self._pool.host.kind if self._pool else None
-        return {
-            "node": self.settings.name,
-            "pid": os.getpid(),
-            "epoch": self._announcer.epoch,
-            "namespace": asdict(kind.namespace) if kind else None,
-            "block_bytes": kind.layout.slot_bytes if kind else 0,
-            "contacts": self._pool.host.contacts() if self._pool else {},
-            "stats": self.snapshot(),
-            "outcomes": [asdict(outcome) for outcome in self.stats.outcomes],
-        }
+        """See `NodeReport.status`."""
+        return self._report.status()
+
+    @property
+    def _pool(self) -> OpenPool | None:
+        return self._opener.pool
 
     async def _welcome(self, hello: Hello) -> tuple[NodeCache, dict[str, Any]]:
         """Open the pool for the first engine, refuse one that does not fit it."""
         kind = Kind.of(hello, self._secret)
-        async with self._opening:
-            if self._pool is None:
-                opened = await self._open_pool(kind)
-                opened.host.server.epoch = self._announcer.epoch  # it may have joined meanwhile
-                self._pool = opened
-                self._announcer.publish(self._resident())  # what the disk kept
-                self._announcer.refresh()
-        host = self._pool.host
-        host.check_same(kind)
+        pool = await self._opener.open_for(kind, self._announcer)
         log.info("engine %s, %s of rank %d, is here", hello.engine, hello.role, hello.rank)
         if self._engine_caches:
             self._engine_caches.came(hello)
-        return self._pool.cache, {
+        return pool.cache, {
             "node": self.settings.name,
-            "epoch": host.life,
-            "pool_path": str(host.segment.path),
-            "pool_bytes": len(host.segment.view),
+            "epoch": pool.host.life,
+            "pool_path": str(pool.host.segment.path),
+            "pool_bytes": len(pool.host.segment.view),
             "hash_key": hash_key(self._secret),
             "namespace_digest": kind.digest,
         }
@@ -226,82 +200,6 @@ class NodeDaemon:
     def _gone(self, hello: Hello) -> None:
         if self._engine_caches:
             self._engine_caches.left(hello)
-
-    def _tiers(self) -> dict[str, dict[str, Any]]:
-        """Of each tier its blocks and their size; that of the engines only where they tell."""
-        if self._pool is None:
-            return {}
-        caches = self._engine_caches.numbers() if self._engine_caches else {}
-        held = sum(numbers["resident"] for numbers in caches.values())
-        gpu = {"resident": held, "slot_bytes": self._pool.host.kind.layout.slot_bytes}
-        return ({"gpu": gpu} if caches else {}) | self._pool.tiers()
-
-    async def _open_pool(self, kind: Kind) -> OpenPool:
-        name, folder = self.settings.name, self.settings.runtime_dir
-        host = await asyncio.to_thread(  # reserving the memory takes a while
-            PoolHost.open,
-            kind,
-            SHARED_MEMORY / f"{pool_prefix(folder)}{name}",
-            self.settings.pool_bytes,
-            node=name,
-            eviction=self.settings.eviction,
-            on_corrupt=self._drop,
-            bring=self._bring,
-        )
-        try:
-            await host.listen(list(self._links.by_name.values()), self.settings.host)
-            tier = await self._open_disk(kind)
-        except BaseException:
-            await host.close()
-            raise
-        puller = Puller(
-            host.pool,
-            host.segment.view,
-            kind.layout,
-            links=self._links.by_name,
-            forced=self._links.forced,
-        )
-        cache = NodeCache(
-            host.pool,
-            kind.layout.shards,
-            tier,
-            slot=host.slot,
-            peers=self._peers,
-            holders=self._holders,
-            announcer=self._announcer,
-            move=self._move,
-            examine=host.examine,
-            clock=time.monotonic,
-        )
-        self._start(cache.run())
-        self._start(puller.prober.run())
-        link, publish = self._links.by_name["tcp"], cache.arrived
-        replicator = replicate_pool(self.settings, host, link, self._peers, publish)
-        replicator.open()
-        return OpenPool(host, cache, puller, replicator, self.stats.saw_pull)
-
-    async def _open_disk(self, kind: Kind) -> SsdTier | None:
-        """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
-        if self._disk is None:
-            return None
-        try:
-            return await open_tier(self._disk, self.settings, kind, self._left_disk)
-        except ConfigError as error:
-            log.error("no disk tier: %s", error)
-            self._disk_fault = f"no disk tier: {error}"
-            return None
-
-    async def _left_disk(self, hashes: Sequence[BlockHash]) -> None:
-        assert self._pool is not None
-        await self._pool.cache.left_disk(hashes)
-
-    async def _bring(self, hashes: Sequence[BlockHash], within_s: float) -> None:
-        if self._pool is not None:
-            await self._pool.cache.offer(hashes, within_s)
-
-    async def _move(self, pull: Pull) -> PullResult:
-        assert self._pool is not None
-        return await self._pool.move(pull)
 
     def _prefetch(self, hint: Prefetch) -> None:
         if self._pool is None or hint.namespace != self._pool.host.kind.digest:
@@ -320,22 +218,6 @@ class NodeDaemon:
         if self._pool is not None:
             self._pool.host.server.epoch = epoch
 
-    def _resident(self) -> Iterator[BlockHash]:
-        return self._pool.cache.resident() if self._pool else iter(())
-
-    def _segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
-        return self._pool.cache.segments(hashes) if self._pool else {}
-
-    def _drop(self, block: BlockHash) -> None:
-        assert self._pool is not None
-        self._pool.cache.drop(block)
-
-    def _degraded(self) -> list[str]:
-        pool = self._pool.degraded() if self._pool else []
-        caches = self._engine_caches.fault if self._engine_caches else ""
-        why = (self._announcer.degraded, self._disk_fault, *pool, caches)
-        return [reason for reason in why if reason]
-
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
 
@@ -350,12 +232,6 @@ class NodeDaemon:
         await asyncio.gather(*self._loops, return_exceptions=True)
         with contextlib.suppress(IndexUnavailable):  # then the lease ends by itself
             await self._announcer.leave()
-
-    async def _close_pool(self) -> None:
-        if self._pool is not None:
-            await self._pool.close()
-        for link in self._links.by_name.values():
-            await link.close()
 
 
 @contextlib.contextmanager

@@ -10,8 +10,8 @@ import itertools
 from collections.abc import Awaitable, Callable, Sequence
 
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.holds import NO_SLOT
-from prefixfleet.store.pool import SlotPool, Victims
+from prefixfleet.store.holds import NO_SLOT, Victims
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.ssd import SsdTier
 
 MAX_ROUNDS = 8

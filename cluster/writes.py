@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ProtocolError
-from prefixfleet.store.pool import NO_SLOT, Reservation, SlotPool
+from prefixfleet.store.holds import NO_SLOT, Reservation
+from prefixfleet.store.pool import SlotPool
 
 MAX_REFUSALS = 4096
 """Refusals kept for ranks that have not asked yet; the oldest are forgotten beyond that."""

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.pool import SlotPool, Victims
+from prefixfleet.store.holds import Victims
+from prefixfleet.store.pool import SlotPool
 
 ASKED_BLOCKS = 64
 """Blocks that are next to go of which a node asks the index, ahead of the need, who else holds

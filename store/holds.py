@@ -1,10 +1,12 @@
-"""What a pool hands out and gets back: pins on blocks that are there, reservations for new ones.
+"""What a pool hands out and gets back: pins on blocks that are there, reservations for new ones,
+victims that leave.
 
-Both are context managers, and both may be given back early. Owned by who asked for them, used on
-the pool's event loop.
+Pins and reservations are context managers and may be given back early. Owned by who asked for
+them, used on the pool's event loop.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -95,3 +97,34 @@ class Reservation:
     ) -> None:
         for block in reversed(list(self._open)):
             self.abandon(block)
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """Slots by what they are used for. All but ``pinned`` add up to the size of the pool."""
+
+    free: int
+    resident: int
+    reserved: int
+    leaving: int
+    quarantined: int
+    pinned: int  # resident or leaving, and read by somebody
+
+
+@dataclass(frozen=True, slots=True)
+class Victims:
+    """Blocks on their way out: withdraw ``hashes`` from the index, then `SlotPool.free` this,
+    once, whatever the withdrawal did (in a ``finally``)."""
+
+    hashes: tuple[BlockHash, ...]
+    slots: tuple[int, ...]
+    parents: tuple[BlockHash, ...] = ()  # of each, empty at a chain's root
+    uses: tuple[int, ...] = ()  # requests that found each since it came, 255 at most
+
+    def __add__(self, others: "Victims") -> "Victims":
+        return Victims(
+            self.hashes + others.hashes,
+            self.slots + others.slots,
+            self.parents + others.parents,
+            self.uses + others.uses,
+        )

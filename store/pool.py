@@ -1,83 +1,47 @@
-"""`SlotPool`: which block lies in which slot of a node's DRAM pool, and who forbids its eviction.
+"""`SlotPool`: who forbids the eviction of a block of a node's DRAM pool, and which one goes next.
 
-Numbers only: no bytes, no I/O. A block is *reserved* (being written), then *resident* (whole,
-matched), then *leaving* (on its way out of the index, no longer matched), then gone. Resident
-blocks always form unbroken chains from a root.
+Numbers only: no bytes, no I/O. Resident blocks always form unbroken chains from a root, so what
+leaves is a leaf. Which block lies where is the matter of its `SlotTable`.
 """
 
 import math
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
-from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
+from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
-from prefixfleet.store.holds import NO_SLOT as NO_SLOT
-from prefixfleet.store.holds import Pin as Pin
-from prefixfleet.store.holds import Reservation as Reservation
-from prefixfleet.store.slot_tree import ORPHAN, ROOT, SlotTree
-
-_FREE, _RESERVED, _RESIDENT, _LEAVING, _GONE, _QUARANTINED = range(6)
-"""States of a slot. Gone: withdrawn and forgotten, but a pin still reads it."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolCounts:
-    """Slots by what they are used for. All but ``pinned`` add up to the size of the pool."""
-
-    free: int
-    resident: int
-    reserved: int
-    leaving: int
-    quarantined: int
-    pinned: int  # resident or leaving, and read by somebody
-
-
-@dataclass(frozen=True, slots=True)
-class Victims:
-    """Blocks on their way out: withdraw ``hashes`` from the index, then `SlotPool.free` this,
-    once, whatever the withdrawal did (in a ``finally``)."""
-
-    hashes: tuple[BlockHash, ...]
-    slots: tuple[int, ...]
-    parents: tuple[BlockHash, ...] = ()  # of each, empty at a chain's root
-    uses: tuple[int, ...] = ()  # requests that found each since it came, 255 at most
-
-    def __add__(self, others: "Victims") -> "Victims":
-        return Victims(
-            self.hashes + others.hashes,
-            self.slots + others.slots,
-            self.parents + others.parents,
-            self.uses + others.uses,
-        )
+from prefixfleet.store.holds import NO_SLOT, Pin, PoolCounts, Reservation, Victims
+from prefixfleet.store.slot_table import (
+    FREE,
+    GONE,
+    LEAVING,
+    QUARANTINED,
+    RESERVED,
+    RESIDENT,
+    SlotTable,
+)
+from prefixfleet.store.slot_tree import ORPHAN, ROOT
 
 
 class SlotPool:
     """The books of one pool of ``num_slots`` slots.
 
-    Owned by the node daemon's event loop; not thread-safe. Takes about 60 bytes a slot, and a
-    dict entry a block.
+    Owned by the node daemon's event loop; not thread-safe.
     """
 
     def __init__(self, num_slots: int, order: EvictionOrder, clock: Callable[[], float]) -> None:
         self.num_slots = num_slots
         self._order = order
         self._clock = clock
-        self._slot_of: dict[BlockHash, int] = {}  # parents always before their children
-        self._hash: list[BlockHash] = [b""] * num_slots
-        self._head: list[BlockHash] = [b""] * num_slots
-        self._state = bytearray(num_slots)
+        self._table = SlotTable(num_slots)
         self._pins = array("I", [0]) * num_slots
         self._offered = bytearray(num_slots)
         self._uses = bytearray(num_slots)
-        self._tree = SlotTree(num_slots)
-        self._free = array("i", range(num_slots - 1, -1, -1))
 
     @property
     def free_slots(self) -> int:
         """Slots that `reserve` can hand out now."""
-        return len(self._free)
+        return len(self._table.free)
 
     @property
     def can_evict(self) -> bool:
@@ -86,7 +50,7 @@ class SlotPool:
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are resident."""
-        return len(self._run(chain))
+        return len(self._table.run(chain))
 
     def pin(self, hashes: Sequence[BlockHash], *, used: bool = True) -> Pin:
         """Keep the leading resident run of ``hashes`` in place until the pin is released.
@@ -95,7 +59,7 @@ class SlotPool:
         unless you say that they are not ``used``.
         """
         now = self._clock()
-        slots = self._run(hashes)
+        slots = self._table.run(hashes)
         for slot in slots:
             self._pins[slot] += 1
             if self._offered[slot]:
@@ -111,74 +75,68 @@ class SlotPool:
         and for all from the first one on that cannot be had (no slot is free, the parent is not
         here, the block is leaving). Pin the parent first, or it may be evicted meanwhile.
         """
+        table = self._table
         slots = [NO_SLOT] * len(hashes)
-        above = ROOT if parent == b"" else self._slot_of.get(parent, ORPHAN)
+        above = ROOT if parent == b"" else table.slot_of.get(parent, ORPHAN)
         for i, block in enumerate(hashes):
-            if above != ROOT and not self._may_be_followed(above):
+            if above != ROOT and not table.may_be_followed(above):
                 break
-            slot = self._slot_of.get(block)
-            if slot is None:
-                if not self._free:
+            slot = table.find(block)
+            if slot == NO_SLOT:
+                if not table.free:
                     break
-                slot = slots[i] = self._occupy(block, above)
+                slot = slots[i] = table.occupy(block, above)
+                if above != ROOT:
+                    self._review(above)
             above = slot
         return Reservation(tuple(hashes), tuple(slots), self._commit, self._abandon)
 
     def restore(self, blocks: Iterable[tuple[int, BlockHash, BlockHash]]) -> None:
         """Fill an empty pool with blocks that lie in known slots: (slot, hash, parent), each
         parent before its children. They are resident afterwards."""
-        assert not self._slot_of, "only an empty pool can be restored"
-        taken = bytearray(self.num_slots)
-        for slot, block, parent in blocks:
-            assert not taken[slot], f"slot {slot} is named twice"
-            taken[slot] = True
-            self._enter(slot, block, ROOT if parent == b"" else self._slot_of[parent])
+        for slot in self._table.fill(blocks):
+            if (parent := self._table.tree.parent(slot)) != ROOT:
+                self._review(parent)
             self._commit(slot)
-        self._free = array("i", (s for s in range(self.num_slots - 1, -1, -1) if not taken[s]))
 
     def knows(self, block: BlockHash) -> bool:
         """Whether the block is here in any way: being written, resident or on its way out."""
-        return block in self._slot_of
+        return self._table.find(block) != NO_SLOT
 
     def position_after(self, parent: BlockHash) -> int:
         """Place in its chain of what follows ``parent``; 0 after one that is not here."""
-        slot = self._slot_of.get(parent, NO_SLOT)
-        return self._tree.depth(slot) + 1 if slot >= 0 else 0
+        slot = self._table.find(parent)
+        return self.position(slot) + 1 if slot != NO_SLOT else 0
 
     def position(self, slot: int) -> int:
         """Place in its chain of the block in ``slot``; 0 at the root."""
-        return self._tree.depth(slot)
+        return self._table.tree.depth(slot)
 
     def observe(self, chain: Sequence[BlockHash]) -> None:
         """Tell the eviction order that a request asks for ``chain``, from its root. Once a
         request, and before its blocks are pinned: an order that learns lives on it."""
-        here = self._run(chain)
+        here = self._table.run(chain)
         for slot in here:
             self._uses[slot] = min(255, self._uses[slot] + 1)
         self._order.observe(chain, len(here), now=self._clock())
 
     def chain_to(self, block: BlockHash) -> list[BlockHash]:
         """The resident blocks from the chain's root to ``block``; none if it is not resident."""
-        slot = self._slot_of.get(block, NO_SLOT)
-        path: list[BlockHash] = []
-        while slot >= 0 and self._state[slot] == _RESIDENT:
-            path.append(self._hash[slot])
-            slot = self._tree.parent(slot)
-        return path[::-1]
+        return self._table.chain_to(self._table.find(block))
 
     def soon(self, count: int) -> tuple[BlockHash, ...]:
         """Up to ``count`` blocks of which the eviction order wants to know, before they go, whether
         other nodes hold them too: see `note_copies`."""
-        return tuple(self._hash[slot] for slot in self._order.soon(count))
+        return tuple(self._table.hash[slot] for slot in self._order.soon(count))
 
     def note_copies(self, copies: Mapping[BlockHash, int]) -> None:
         """So many other nodes hold these blocks, as the index said of late; and with a block all
         that lie before it, as every node evicts leaves first."""
         for block, others in copies.items():
-            slot = self._slot_of.get(block, NO_SLOT)
-            while slot >= 0 and self._state[slot] == _RESIDENT:
+            slot = self._table.find(block)
+            while self._table.is_resident(slot):
                 news = self._order.note_copies(slot, others)
-                slot = self._tree.parent(slot) if news and others else NO_SLOT
+                slot = self._table.tree.parent(slot) if news and others else NO_SLOT
 
     def worth(self, block: BlockHash, position: int) -> float:
         """What the eviction order would give to store this block: see `EvictionOrder.worth`."""
@@ -200,7 +158,7 @@ class SlotPool:
 
     def expel(self, hashes: Iterable[BlockHash]) -> Victims:
         """Those of ``hashes`` that may go leave, whatever they are worth. Name leaves first."""
-        slots = (self._slot_of.get(block, NO_SLOT) for block in hashes)
+        slots = (self._table.find(block) for block in hashes)
         return self._victims([(s, self._leave(s)) for s in slots if s >= 0 and self._offered[s]])
 
     def drop(self, block: BlockHash) -> Victims:
@@ -208,119 +166,67 @@ class SlotPool:
 
         Nobody is given their slots before the last pin is released.
         """
-        slot = self._slot_of.get(block)
-        if slot is None or self._state[slot] != _RESIDENT:
+        table = self._table
+        slot = table.find(block)
+        if not table.is_resident(slot):
             return Victims((), ())
-        doomed = [s for s in self._tree.subtree(slot) if self._state[s] == _RESIDENT]
+        doomed = [member for member in table.tree.subtree(slot) if table.is_resident(member)]
         doomed.reverse()  # leaf first
         return self._victims([(member, self._leave(member)) for member in doomed])
 
     def free(self, victims: Victims) -> None:
         """Give the slots of ``victims`` away. Call it once, after they are withdrawn."""
         for block, slot in zip(victims.hashes, victims.slots, strict=True):
-            assert self._state[slot] == _LEAVING, f"slot {slot} was freed already"
-            assert self._hash[slot] == block, f"slot {slot} holds another block"
-            self._forget(slot, _GONE if self._pins[slot] else _FREE)
+            assert self._table.state[slot] == LEAVING, f"slot {slot} was freed already"
+            assert self._table.hash[slot] == block, f"slot {slot} holds another block"
+            self._table.forget(slot, GONE if self._pins[slot] else FREE)
 
     def release_quarantine(self, slots: Iterable[int]) -> None:
         """Give slots away that `Reservation.quarantine` put aside: nothing writes there now."""
         for slot in slots:
-            assert self._state[slot] == _QUARANTINED, f"slot {slot} is not in quarantine"
-            self._set_free(slot)
+            assert self._table.state[slot] == QUARANTINED, f"slot {slot} is not in quarantine"
+            self._table.set_free(slot)
 
     def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks of the pool, leaving ones too, grouped by the head of their index segment."""
-        groups: dict[BlockHash, list[BlockHash]] = {}
-        for block in hashes:
-            if (slot := self._slot_of.get(block)) is not None:
-                groups.setdefault(self._head[slot], []).append(block)
-        return groups
+        return self._table.segments_of(hashes)
 
     def resident(self) -> Iterator[tuple[BlockHash, BlockHash]]:
         """Every resident block with its segment's head, parents first. Use it up before the
         pool changes."""
-        for block, slot in self._slot_of.items():
-            if self._state[slot] == _RESIDENT:
-                yield block, self._head[slot]
+        return self._table.resident()
 
     def chains(self) -> Iterator[list[BlockHash]]:
         """Each resident block that no resident block follows, with all before it, root first.
         Use it up before the pool changes."""
-        for slot in range(self.num_slots):
-            if self._state[slot] != _RESIDENT:
-                continue
-            if any(self._state[child] == _RESIDENT for child in self._tree.children(slot)):
-                continue
-            chain = []
-            while slot >= 0:
-                chain.append(self._hash[slot])
-                slot = self._tree.parent(slot)
-            yield chain[::-1]
+        return self._table.chains()
 
     def counts(self) -> PoolCounts:
         """How many slots are in which state."""
         return PoolCounts(
-            free=len(self._free),
-            resident=self._state.count(_RESIDENT),
-            reserved=self._state.count(_RESERVED),
-            leaving=self._state.count(_LEAVING) + self._state.count(_GONE),
-            quarantined=self._state.count(_QUARANTINED),
+            free=len(self._table.free),
+            resident=self._table.count(RESIDENT),
+            reserved=self._table.count(RESERVED),
+            leaving=self._table.count(LEAVING, GONE),
+            quarantined=self._table.count(QUARANTINED),
             pinned=self.num_slots - self._pins.count(0),
         )
 
     def check(self) -> None:
-        """Prove that no slot is lost or used twice and that resident blocks form chains.
+        """Prove that no slot is lost or used twice, that resident blocks form chains, and that
+        the eviction order knows what may go.
 
         Raises:
             AssertionError: a fault of this class.
         """
-        free = Counter(self._free)
-        for slot in range(self.num_slots):
-            state = self._state[slot]
-            assert free[slot] == (state == _FREE), f"slot {slot}: state {state}, free list differs"
+        self._table.check()
+        for slot, state in enumerate(self._table.state):
             assert self._offered[slot] == self._evictable(slot), f"slot {slot}: order not told"
-            if self._pins[slot]:
-                assert state in (_RESIDENT, _LEAVING, _GONE), f"slot {slot}"
-            known = state in (_RESERVED, _RESIDENT, _LEAVING)
-            assert known == (self._slot_of.get(self._hash[slot]) == slot), (
-                f"slot {slot}: state {state}"
-            )
-            self._check_place(slot, state)
-        counts = self.counts()
-        total = counts.free + counts.resident + counts.reserved + counts.leaving
-        assert total + counts.quarantined == self.num_slots
-        assert len(self._slot_of) == sum(
-            self._state.count(s) for s in (_RESERVED, _RESIDENT, _LEAVING)
-        )
-
-    def _check_place(self, slot: int, state: int) -> None:
-        parent = self._tree.parent(slot)
-        if state not in (_RESERVED, _RESIDENT):
-            assert parent == ORPHAN, f"slot {slot}: still in the tree"
-            assert self._tree.is_leaf(slot), f"slot {slot}: still has children"
-            return
-        if parent >= 0:
-            assert self._may_be_followed(parent), f"slot {slot}: parent {parent} is gone"
-            assert slot in self._tree.children(parent)
-            assert self._tree.depth(slot) == self._tree.depth(parent) + 1
-        if state == _RESIDENT:
-            assert parent == ROOT or self._state[parent] == _RESIDENT, f"slot {slot}: hole"
-
-    def _run(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """Slots of the leading resident blocks."""
-        slots: list[int] = []
-        for block in hashes:
-            slot = self._slot_of.get(block, NO_SLOT)
-            if slot == NO_SLOT or self._state[slot] != _RESIDENT:
-                break
-            slots.append(slot)
-        return slots
-
-    def _may_be_followed(self, slot: int) -> bool:
-        return slot >= 0 and self._state[slot] in (_RESIDENT, _RESERVED)
+            assert not self._pins[slot] or state in (RESIDENT, LEAVING, GONE), f"slot {slot}"
 
     def _evictable(self, slot: int) -> bool:
-        return self._state[slot] == _RESIDENT and not self._pins[slot] and self._tree.is_leaf(slot)
+        leaf = self._table.tree.is_leaf(slot)
+        return leaf and not self._pins[slot] and self._table.is_resident(slot)
 
     def _review(self, slot: int) -> None:
         """Tell the order whether the block may go, if that changed."""
@@ -329,35 +235,16 @@ class SlotPool:
             self._offered[slot] = evictable
             (self._order.offer if evictable else self._order.retract)(slot)
 
-    def _occupy(self, block: BlockHash, parent: int) -> int:
-        slot = self._free.pop()
-        self._enter(slot, block, parent)
-        return slot
-
-    def _enter(self, slot: int, block: BlockHash, parent: int) -> None:
-        self._slot_of[block] = slot
-        self._hash[slot] = block
-        self._state[slot] = _RESERVED
-        self._tree.add(slot, parent)
-        if self._tree.depth(slot) % SEGMENT_BLOCKS == 0:
-            self._head[slot] = block
-        else:
-            self._head[slot] = self._head[parent]
-        if parent != ROOT:
-            self._review(parent)
-
     def _commit(self, slot: int) -> bool:
-        parent = self._tree.parent(slot)
-        if parent != ROOT and (parent == ORPHAN or self._state[parent] != _RESIDENT):
+        if not self._table.settle(slot):
             self._abandon(slot, quarantine=False)
             return False
-        self._state[slot] = _RESIDENT
         self._uses[slot] = 0
         self._order.insert(
             slot,
-            self._hash[slot],
-            parent=b"" if parent == ROOT else self._hash[parent],
-            position=self._tree.depth(slot),
+            self._table.hash[slot],
+            parent=self._table.parent_hash(slot),
+            position=self.position(slot),
             now=self._clock(),
         )
         self._review(slot)
@@ -366,46 +253,35 @@ class SlotPool:
     def _abandon(self, slot: int, quarantine: bool) -> None:
         """Take a reserved slot back."""
         self._cut(slot)
-        self._forget(slot, _QUARANTINED if quarantine else _FREE)
+        self._table.forget(slot, QUARANTINED if quarantine else FREE)
 
     def _leave(self, slot: int) -> BlockHash:
         """The block is on its way out; its parent."""
-        parent = self._tree.parent(slot)
-        self._state[slot] = _LEAVING
+        parent = self._table.parent_hash(slot)
+        self._table.leave(slot)
         self._review(slot)
         self._order.remove(slot)
         self._cut(slot)
-        return b"" if parent == ROOT else self._hash[parent]
+        return parent
 
     def _cut(self, slot: int) -> None:
-        parent = self._tree.remove(slot)
+        parent = self._table.tree.remove(slot)
         if parent >= 0:
             self._review(parent)
-
-    def _forget(self, slot: int, after: int) -> None:
-        del self._slot_of[self._hash[slot]]
-        self._hash[slot] = self._head[slot] = b""
-        self._state[slot] = after
-        if after == _FREE:
-            self._set_free(slot)
-
-    def _set_free(self, slot: int) -> None:
-        self._state[slot] = _FREE
-        self._free.append(slot)
 
     def _unpin(self, slot: int) -> None:
         self._pins[slot] -= 1
         if self._pins[slot]:
             return
-        if self._state[slot] == _GONE:
-            self._set_free(slot)
+        if self._table.state[slot] == GONE:
+            self._table.set_free(slot)
         else:
             self._review(slot)
 
     def _victims(self, leaving: Sequence[tuple[int, BlockHash]]) -> Victims:
         slots = tuple(slot for slot, _ in leaving)
         return Victims(
-            hashes=tuple(self._hash[slot] for slot in slots),
+            hashes=tuple(self._table.hash[slot] for slot in slots),
             slots=slots,
             parents=tuple(parent for _, parent in leaving),
             uses=tuple(self._uses[slot] for slot in slots),

@@ -1,40 +1,32 @@
 """The prefix index in Redis: segments of blocks as hashes of node bitmaps, leases by Redis's time.
 
 All decisions are in `redis_index.lua`, one atomic call each; this is its caller. Replies are
-checked here: what no sound server sends is `IndexUnavailable`, never a match.
+checked by `redis_replies`: what no sound server sends is `IndexUnavailable`, never a match.
 """
 
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import AsyncIterator, Sequence
 
+from prefixfleet.store import redis_replies
 from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
 from prefixfleet.store.errors import ConfigError, Fenced, IndexUnavailable
-from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot, StreamGap
+from prefixfleet.store.index import IndexEvent, Membership, Snapshot, StreamGap
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.redis_functions import Argument, RedisFunctions, Reply
+from prefixfleet.store.redis_replies import Position, Segments, sound
 
 log = logging.getLogger(__name__)
 
-CALL_BLOCKS = 256
-"""Blocks one changing call carries: it keeps the server busy for 0.5 ms."""
 MATCH_BLOCKS = 8 * SEGMENT_BLOCKS
 """Blocks one lookup call covers."""
-MAX_SLOTS = 4096
-"""Nodes at once, with those whose slots are not swept yet; `redis_index.lua` knows it too."""
 SWEEP_STEPS = 8
 """Bounded steps of the sweep that follow a renewal."""
 SNAPSHOT_LIMIT_S = 60.0
 PAGE_FIELDS = 1000
 FOLLOW_BLOCK_S = 1.0
 READ_EVENTS = 64
-EVENT_KINDS = ("publish", "withdraw", "join", "leave")
-
-Segments: TypeAlias = Mapping[BlockHash, Sequence[BlockHash]]
-_Position: TypeAlias = tuple[int, int]
-"""Generation of the event stream, and number of the last event read."""
 
 
 class RedisIndex:
@@ -72,7 +64,7 @@ class RedisIndex:
         reply = await self._functions.call(
             "join", record.node, record.encode(), self._lease_s, self._max_events
         )
-        with _sound("join"):
+        with sound("join"):
             slot, epoch, dirty = map(int, reply)
         self._joined_at = self._functions.moves
         await self._sweep(dirty)
@@ -90,12 +82,12 @@ class RedisIndex:
 
     async def publish(self, member: Membership, segments: Segments) -> None:
         """See `PrefixIndex`. In calls of `CALL_BLOCKS`; one that fails leaves the rest undone."""
-        for batch in _batches(segments):
+        for batch in redis_replies.batches(segments):
             await self._change("publish", member, *batch)
 
     async def withdraw(self, member: Membership, segments: Segments) -> None:
         """See `PrefixIndex`. Raises `Fenced` too."""
-        for batch in _batches(segments):
+        for batch in redis_replies.batches(segments):
             await self._change("withdraw", member, *batch)
 
     async def match(self, chain: Sequence[BlockHash]) -> dict[str, int]:
@@ -103,25 +95,30 @@ class RedisIndex:
         found: dict[bytes, int] = {}
         for start in range(0, len(chain), MATCH_BLOCKS):
             part = chain[start : start + MATCH_BLOCKS]
-            reply = await self._functions.ask("match", _pack(part), *part[::SEGMENT_BLOCKS])
-            with _sound("match"):
-                lengths = _lengths(reply, len(part))
+            reply = await self._functions.ask(
+                "match", redis_replies.pack(part), *part[::SEGMENT_BLOCKS]
+            )
+            with sound("match"):
+                lengths = redis_replies.as_lengths(reply, len(part))
             whole_so_far = {i for i, length in found.items() if length == start}
             found |= {i: start + n for i, n in lengths.items() if not start or i in whole_so_far}
             if start + len(part) not in found.values():
                 break
-        with _sound("match"):
-            return {_member(0, identity).node: length for identity, length in found.items()}
+        with sound("match"):
+            return {
+                redis_replies.as_member(0, identity).node: length
+                for identity, length in found.items()
+            }
 
     async def copies(self, segments: Segments) -> dict[BlockHash, int]:
         """See `PrefixIndex`."""
         counts: list[int] = []
-        for batch in _batches(segments):
+        for batch in redis_replies.batches(segments):
             reply = await self._functions.ask("copies", *batch)
-            with _sound("copies"):
+            with sound("copies"):
                 counts += map(int, reply)
         blocks = [block for group in segments.values() for block in group]
-        with _sound("copies"):
+        with sound("copies"):
             return dict(zip(blocks, counts, strict=True))
 
     async def members(self) -> list[tuple[Membership, NodeRecord]]:
@@ -146,14 +143,14 @@ class RedisIndex:
                 holders = await self._holders(sum(1 << m.slot for m in members))
         except TimeoutError as error:
             raise IndexUnavailable(f"no snapshot within {SNAPSHOT_LIMIT_S} s") from error
-        return Snapshot(members, holders, _format(position))
+        return Snapshot(members, holders, redis_replies.format_position(position))
 
     async def follow(self, cursor: str) -> AsyncIterator[IndexEvent]:
         """See `PrefixIndex`. Event ids have no holes within a generation, and a server that
         lost its memory begins another one. One that took over from another may have other events
         under the same ids."""
         try:
-            position = _parse_position(cursor.encode())
+            position = redis_replies.parse_position(cursor.encode())
         except ValueError as error:
             raise StreamGap(f"cursor {cursor!r} is none of ours") from error
         was_ahead = False
@@ -162,7 +159,7 @@ class RedisIndex:
             if self._functions.moves != self._followed_at:
                 raise StreamGap("the index moved to another server")
             for entry_id, event in entries:
-                position = _advance(position, entry_id)
+                position = redis_replies.advance(position, entry_id)
                 yield event
             ahead = not entries and await self._is_ahead(position)
             if ahead and was_ahead:
@@ -194,10 +191,10 @@ class RedisIndex:
                 return
             dirty = await self._functions.call("sweep")
 
-    async def _state(self) -> tuple[_Position, list[tuple[Membership, bytes]]]:
+    async def _state(self) -> tuple[Position, list[tuple[Membership, bytes]]]:
         """Where the stream is, and every live member that can be read, with its record."""
         reply = await self._functions.ask("members")
-        with _sound("members"):
+        with sound("members"):
             if not isinstance(reply, list):
                 raise TypeError(f"got {reply!r:.80}, expected a list")
             position = (int(reply[0]), int(reply[1]))
@@ -205,8 +202,10 @@ class RedisIndex:
         found = []
         for slot, identity, record in entries:
             try:
-                found.append((_member(slot, identity), _bytes(record)))
-            except _UNSOUND as error:
+                found.append(
+                    (redis_replies.as_member(slot, identity), redis_replies.as_bytes(record))
+                )
+            except redis_replies.UNSOUND as error:
                 self._ignore(identity, error)
         return position, found
 
@@ -220,132 +219,48 @@ class RedisIndex:
         cursor = b"0"
         while True:
             reply = await self._functions.command("SSCAN", prefix + b"heads", cursor, "COUNT", 64)
-            with _sound("SSCAN"):
+            with sound("SSCAN"):
                 cursor, heads = reply
                 pages = [(prefix + b"s:" + head, b"0") for head in heads]
             while pages:
                 replies = await self._functions.commands(
                     ("HSCAN", key, at, "COUNT", PAGE_FIELDS) for key, at in pages
                 )
-                with _sound("HSCAN"):
+                with sound("HSCAN"):
                     for _, fields in replies:
-                        _add_holders(holders, fields, live)
+                        redis_replies.add_holders(holders, fields, live)
                     places = zip(pages, replies, strict=True)
                     pages = [(key, at) for (key, _), (at, _) in places if at != b"0"]
             if cursor == b"0":
                 return holders
 
-    async def _read_events(self, position: _Position) -> list[tuple[bytes, IndexEvent]]:
+    async def _read_events(self, position: Position) -> list[tuple[bytes, IndexEvent]]:
         reply = await self._functions.command(
             *("XREAD", "COUNT", READ_EVENTS, "BLOCK", int(FOLLOW_BLOCK_S * 1000)),
-            *("STREAMS", self._functions.prefix + b"events", _format(position)),
+            *(
+                "STREAMS",
+                self._functions.prefix + b"events",
+                redis_replies.format_position(position),
+            ),
             timeout_s=FOLLOW_BLOCK_S + self._functions.timeout_s,
         )
         try:
-            return [] if reply is None else [(i, _event(entry)) for i, entry in reply[0][1]]
-        except _UNSOUND as error:
+            return (
+                []
+                if reply is None
+                else [(i, redis_replies.as_event(entry)) for i, entry in reply[0][1]]
+            )
+        except redis_replies.UNSOUND as error:
             raise StreamGap(f"the event stream holds what is none of ours: {error}") from error
 
-    async def _is_ahead(self, position: _Position) -> bool:
+    async def _is_ahead(self, position: Position) -> bool:
         """Whether the server has events after ``position``. Raises `StreamGap` if it lost ours."""
         key = self._functions.prefix + b"meta"
         reply = await self._functions.command("HMGET", key, "generation", "events")
-        with _sound("HMGET"):
+        with sound("HMGET"):
             generation, number = (int(value or 0) for value in reply)
         if position[0] not in (0, generation):
             raise StreamGap(f"the index began anew: generation {generation}, not {position[0]}")
         if position[0] and number < position[1]:
             raise StreamGap(f"the server has {number} events, we have read {position[1]}")
         return number > position[1]
-
-
-_UNSOUND = (ValueError, TypeError, LookupError, AttributeError)
-"""What taking a reply apart raises when it does not have the agreed form."""
-
-
-@contextlib.contextmanager
-def _sound(what: str) -> Iterator[None]:
-    """Around the decoding of a reply, and nothing else."""
-    try:
-        yield
-    except _UNSOUND as error:
-        raise IndexUnavailable(f"{what}: a reply that no sound server sends ({error})") from error
-
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise TypeError(f"got {type(value).__name__}, expected bytes")
-    return value
-
-
-def _member(slot: bytes | int, identity: bytes) -> Membership:
-    epoch, _, node = identity.partition(b" ")
-    if not 0 <= int(slot) < MAX_SLOTS:
-        raise ValueError(f"slot {slot!r}, expected less than {MAX_SLOTS}")
-    return Membership(node.decode(), int(epoch), int(slot))
-
-
-def _lengths(reply: Sequence[Reply], limit: int) -> dict[bytes, int]:
-    lengths = dict(zip(reply[::2], reply[1::2], strict=True))
-    if not all(isinstance(n, int) and 0 < n <= limit for n in lengths.values()):
-        raise ValueError(f"lengths {list(lengths.values())} of a chain of {limit} blocks")
-    return lengths
-
-
-def _add_holders(holders: dict[bytes, int], fields: Sequence[bytes], live: int) -> None:
-    for field, bitmap in zip(fields[::2], fields[1::2], strict=True):
-        if len(field) == FIELD_BYTES and (bits := int.from_bytes(bitmap, "little") & live):
-            holders[field] = bits
-
-
-def _event(entry: Sequence[bytes]) -> IndexEvent:
-    values = dict(zip(entry[::2], entry[1::2], strict=True))
-    kind, packed = values[b"kind"].decode(), values[b"fields"]
-    if kind not in EVENT_KINDS or len(packed) % FIELD_BYTES:
-        raise ValueError(f"event of kind {kind!r}, {len(packed)} bytes of fields")
-    member = _member(values[b"slot"], values[b"identity"])
-    fields = (packed[i : i + FIELD_BYTES] for i in range(0, len(packed), FIELD_BYTES))
-    return IndexEvent(kind, member, tuple(fields))
-
-
-def _parse_position(cursor: bytes) -> _Position:
-    generation, number = cursor.split(b"-")
-    return int(generation), int(number)
-
-
-def _format(position: _Position) -> str:
-    return f"{position[0]}-{position[1]}"
-
-
-def _advance(position: _Position, entry_id: bytes) -> _Position:
-    """The position after the next event. The very first generation may begin after a snapshot of
-    an empty server."""
-    generation, number = _parse_position(entry_id)
-    if position[0] not in (0, generation) or number != position[1] + 1:
-        raise StreamGap(f"event {entry_id!r} does not follow {position}")
-    return generation, number
-
-
-def _pack(blocks: Sequence[BlockHash]) -> bytes:
-    packed = b"".join([block[:FIELD_BYTES] for block in blocks])
-    if len(packed) != FIELD_BYTES * len(blocks):
-        raise ValueError(f"a block hash is shorter than {FIELD_BYTES} bytes")
-    return packed
-
-
-def _batches(segments: Segments) -> Iterator[list[bytes]]:
-    """Arguments of calls of at most `CALL_BLOCKS` blocks: head, packed fields, head, ..."""
-    batch: list[bytes] = []
-    room = CALL_BLOCKS
-    for head, blocks in segments.items():
-        start = 0
-        while start < len(blocks):
-            part = blocks[start : start + room]
-            batch += [head, _pack(part)]
-            start += len(part)
-            room -= len(part)
-            if room == 0:
-                yield batch
-                batch, room = [], CALL_BLOCKS
-    if batch:
-        yield batch

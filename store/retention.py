@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.holds import Pin
+from prefixfleet.store.pool import SlotPool
 
 MAX_TTL_S = 7 * 86_400.0
 MAX_PRIORITY = 100

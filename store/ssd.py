@@ -17,7 +17,8 @@ from prefixfleet.store.block_files import BlockFiles
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import CorruptBlock
 from prefixfleet.store.eviction import EvictionOrder
-from prefixfleet.store.pool import Reservation, SlotPool, Victims
+from prefixfleet.store.holds import Reservation, Victims
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import verify
 from prefixfleet.store.slot_files import DiskBlock
 

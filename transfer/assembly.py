@@ -8,7 +8,8 @@ import bisect
 from collections.abc import Sequence
 
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.pool import NO_SLOT, Reservation, SlotPool
+from prefixfleet.store.holds import NO_SLOT, Reservation
+from prefixfleet.store.pool import SlotPool
 
 Work = tuple[int, ...]
 """Blocks that one call reads: their positions in the pulled chain, ascending."""

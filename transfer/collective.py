@@ -13,7 +13,7 @@ from typing import Any
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import PeerBusy, PeerRefused, PullFailed
-from prefixfleet.store.pool import Reservation
+from prefixfleet.store.holds import Reservation
 from prefixfleet.transfer.collective_group import Member, Part
 from prefixfleet.transfer.collective_heat import Heat
 from prefixfleet.transfer.collective_receive import Receiver

@@ -4,7 +4,7 @@ import logging
 import time
 
 from prefixfleet.store.errors import PeerRefused, PullFailed
-from prefixfleet.store.pool import NO_SLOT, Reservation
+from prefixfleet.store.holds import NO_SLOT, Reservation
 from prefixfleet.transfer.collective_group import Part
 from prefixfleet.transfer.messages import Join, split_hashes
 from prefixfleet.transfer.proof import Proof

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerBusy
-from prefixfleet.store.pool import Pin
+from prefixfleet.store.holds import Pin
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from prefixfleet.store.errors import (
     ProtocolError,
     PullFailed,
 )
-from prefixfleet.store.pool import Pin, SlotPool
+from prefixfleet.store.holds import Pin
+from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, verify
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.leases import Leases

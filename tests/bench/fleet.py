@@ -1,11 +1,12 @@
 """A day of a fleet under load: python tests/bench/fleet.py --json
 
-A killed engine, a killed daemon, a node frozen or cut off for a while, a rolling update: who
-noticed when, what was lost, and when the hit rate was back. By default four nodes on this machine
-by `prefixfleet up`; with --hosts N a head and N hosts made of namespaces (root; see netns.py), by
-`ray up` with the cluster file we ship. Ray, daemons, workers, links, Redis and router are the real
-ones; the engines are `fast_vllm`, which keep the connector's contract and compute nothing: real
-ones would want all cores of a small machine. The last line is one JSON object.
+A killed engine, a killed daemon, a node frozen or cut off for a while, a killed primary of Redis, a
+rolling update: who noticed when, what was lost, and when the hit rate was back. By default four
+nodes on this machine by `prefixfleet up`; with --hosts N a head and N hosts made of namespaces
+(root; see netns.py), by `ray up` with the cluster file we ship. Ray, daemons, workers, links, Redis
+and router are the real ones; the engines are `fast_vllm`, which keep the connector's contract and
+compute nothing: real ones would want all cores of a small machine. The last line is one JSON
+object.
 """
 
 import argparse
@@ -23,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 import netns
 from fleet_places import Hosts, Local, small_model
 from host_fleet import hosts
+from redis_groups import under_sentinel
 
 READY_S, NOTICE_S, BACK_S = 300, 60, 240
 WARM = 60
@@ -84,6 +86,34 @@ class Day:
             **self._journal.lost(began, until, on=node),
         }
 
+    def killed_redis(self) -> dict[str, Any]:
+        """The index dies, until all nodes have joined its successor and the fleet is as before."""
+        assert isinstance(self._place, Local), "the hosts' Redis has no stand-in"
+        before, lives = self._journal.hit_rate(WARM), self._journal.nodes()
+        began = time.monotonic()
+        self._place.kill_redis()
+
+        def as_before() -> bool:
+            again = self._journal.nodes_again(lives, began) is not None
+            wanted = dict.fromkeys(self._place.workers.values(), "ready")
+            return (
+                again
+                and self._journal.workers() == wanted
+                and self._journal.back(began, before) is not None
+            )
+
+        self._until(as_before, BACK_S, f"killed_redis: hit rate {before:.3f}")
+        errors = self._journal.errors(began)
+        return {
+            "nodes_again_s": self._journal.nodes_again(lives, began),
+            "hit_rate_before": before,
+            "hit_rate_lowest": self._journal.lowest(began, time.monotonic()),
+            "full_hit_rate_s": self._journal.back(began, before),
+            "requests": self._journal.answers(began) + len(errors),
+            "client_errors": len(errors),
+            "errors": errors[:5],
+        }
+
     def update(self) -> dict[str, Any]:
         """Every engine exchanged for one with another setting, while clients ask."""
         before, began = self._journal.hit_rate(WARM), time.monotonic()
@@ -115,7 +145,8 @@ def placed(folder: Path, options: argparse.Namespace) -> Iterator[Hosts | Local]
     """The place that the options ask for; nothing runs there yet."""
     model = small_model(folder / "model")
     if not options.hosts:
-        yield Local(folder, model, options.nodes)
+        with under_sentinel(folder) as redis:
+            yield Local(folder, model, options.nodes, redis)
         return
     if why := netns.missing():
         sys.exit(f"namespace hosts: {why}")
@@ -132,10 +163,8 @@ def run(place: Hosts | Local, rate: float, parts: list[str]) -> Iterator[tuple[s
         day.warm_up()
         names = list(place.workers)
         for number, part in enumerate(parts):
-            done = (
-                day.update() if part == "update" else day.broken(part, names[number % len(names)])
-            )
-            yield part, done
+            of_all = {"update": day.update, "killed_redis": day.killed_redis}.get(part)
+            yield part, of_all() if of_all else day.broken(part, names[number % len(names)])
     finally:
         clients.terminate()
         clients.wait(30)

@@ -19,7 +19,8 @@ from pathlib import Path
 
 from prefixfleet.store.chain import segment_heads
 from prefixfleet.store.records import NodeRecord
-from prefixfleet.store.redis_index import CALL_BLOCKS, RedisIndex
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.redis_replies import CALL_BLOCKS
 from prefixfleet.store.redis_server import RedisServer
 
 CHAIN_BLOCKS = 1024

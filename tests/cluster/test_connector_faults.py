@@ -21,7 +21,7 @@ def spoil(daemons, position):
 
     def flip(node):
         host = node._pool.host
-        slots = [host.pool._slot_of[block] for block, _ in host.pool.resident()]
+        slots = [host.pool._table.slot_of[block] for block, _ in host.pool.resident()]
         layout: SlotLayout = host.kind.layout
         host.segment.view[slots[position] * layout.slot_bytes + 200] ^= 1
         return len(slots)

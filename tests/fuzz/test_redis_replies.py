@@ -12,7 +12,8 @@ from indexes import chain_of, node_record, segments
 
 from prefixfleet.store.errors import Fenced, IndexUnavailable
 from prefixfleet.store.index import Membership, StreamGap
-from prefixfleet.store.redis_index import MAX_SLOTS, RedisIndex
+from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.redis_replies import MAX_SLOTS
 from prefixfleet.store.registry import WorkerRegistry
 
 CHAIN = chain_of("a", 4)

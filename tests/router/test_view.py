@@ -6,14 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixfleet.router.view import (
-    ASSUMED_S,
-    INHERIT_S,
-    LOAD_STEP_BLOCKS,
-    MAX_ASSUMED_BLOCKS,
-    SUSPECT_S,
-    View,
-)
+from prefixfleet.router import assumed
+from prefixfleet.router.assumed import ASSUMED_S
+from prefixfleet.router.view import INHERIT_S, LOAD_STEP_BLOCKS, SUSPECT_S, View
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
 A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
@@ -260,8 +255,30 @@ def test_assumptions_end_with_the_life_of_the_node(view):
         assert view.expected(chain(20)) == {}
 
 
-def test_assumptions_are_bounded(view):
-    for i in range(0, 2 * MAX_ASSUMED_BLOCKS, 10_000):
-        view.assume("a", [(i + k).to_bytes(16) for k in range(10_000)])
+def test_assumptions_are_bounded(view, clock, monkeypatch):
+    monkeypatch.setattr(assumed, "MAX_ASSUMED_BLOCKS", 1_000)
+    for i in range(0, 10_000, 100):
+        clock.now += 0.1
+        view.assume("a", [(i + k).to_bytes(16) for k in range(100)])
 
-    assert len(view._assumed["a"].young) <= MAX_ASSUMED_BLOCKS + 10_000
+    assert len(view._assumed) <= 2 * 1_000
+
+
+def test_what_was_assumed_of_a_node_that_is_gone_is_not_assumed_of_another(view, clock):
+    """Bits are used again, but not while a block may still have them."""
+    for number in range(12):
+        view.assume(f"gone-{number}", chain(20))
+        view.suspect(f"gone-{number}")
+        view.assume("a", chain(5, salt=number + 1))
+        clock.now += ASSUMED_S / 3
+
+        assert view.expected(chain(20)) == {}
+        assert view.expected(chain(5, salt=number + 1)) == {"a": 5}
+    assert view._assumed._bits_made <= 10
+
+
+def test_every_node_is_expected_to_hold_what_it_was_sent(view):
+    for number, node in enumerate("cab"):
+        view.assume(node, chain(10 * (number + 1)))
+
+    assert view.expected(chain(25)) == {"c": 10, "a": 20, "b": 25}

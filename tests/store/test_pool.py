@@ -4,7 +4,8 @@ import pytest
 
 from prefixfleet.store.chain import SEGMENT_BLOCKS
 from prefixfleet.store.eviction import LruOrder
-from prefixfleet.store.pool import PoolCounts, SlotPool
+from prefixfleet.store.holds import PoolCounts
+from prefixfleet.store.pool import SlotPool
 
 
 @pytest.fixture

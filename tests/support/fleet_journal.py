@@ -44,6 +44,17 @@ class Journal:
         """Seconds from ``since`` until the router did not believe that life of the node."""
         return self._when(since, lambda s: s.get("nodes", {}).get(node) != [epoch, False])
 
+    def nodes_again(self, lives: dict[str, list[Any]], since: float) -> float | None:
+        """Seconds from ``since`` until the router believed a later life of every node."""
+
+        def again(seen: dict[str, Any]) -> bool:
+            nodes = seen.get("nodes", {})
+            return all(
+                nodes.get(n, [0])[0] > life[0] and not nodes[n][1] for n, life in lives.items()
+            )
+
+        return self._when(since, again)
+
     def answers(self, since: float) -> int:
         """Requests that ended well and began after ``since``."""
         self._catch_up()

@@ -18,6 +18,7 @@ import psutil
 from chats import write_model
 from fleet_journal import Journal
 from host_fleet import CLUSTER_FILE, FAST, LAUNCH, ask, logs
+from redis_groups import UnderSentinel
 from run_processes import commands_of
 
 from prefixfleet.cluster.leftovers import processes_of
@@ -95,12 +96,14 @@ class Hosts:
 
 
 class Local:
-    """Nodes on this machine, under a Ray of their own. Owned by its caller."""
+    """Nodes on this machine, under a Ray of their own, their Redis under Sentinel. Owned by its
+    caller."""
 
-    parts = ("killed_engine", "killed_daemon", "frozen_node", "update")
+    parts = ("killed_engine", "killed_daemon", "frozen_node", "killed_redis", "update")
 
-    def __init__(self, folder: Path, model: Path, nodes: int) -> None:
+    def __init__(self, folder: Path, model: Path, nodes: int, redis: UnderSentinel) -> None:
         self._folder = folder
+        self._redis = redis
         self._fleet = f"bench-{uuid.uuid4().hex[:8]}"
         self._model = model
         self._frozen: list[int] = []
@@ -109,6 +112,7 @@ class Local:
         self._environ = os.environ | {
             "XDG_STATE_HOME": str(folder),
             "PREFIXFLEET_FLEET": self._fleet,
+            "PREFIXFLEET_REDIS_URL": redis.url,
             "PREFIXFLEET_WORKER_SERVED_NAME": "small",
             "PREFIXFLEET_NODE_POOL_BYTES": str(64 << 20),
             "PYTHONPATH": str(FAST),
@@ -144,6 +148,10 @@ class Local:
         """Let what is frozen go on."""
         while self._frozen:
             os.kill(self._frozen.pop(), signal.SIGCONT)
+
+    def kill_redis(self) -> None:
+        """Kill the primary; Sentinel makes another one."""
+        self._redis.primary.kill()
 
     def update(self) -> None:
         """Another setting for every engine; returns when all have it."""

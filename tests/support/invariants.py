@@ -45,7 +45,7 @@ def the_index_names_nothing_that_was_given_away(node: ModelNode) -> None:
         return  # its lease ended: nobody is told anything of it
     bit = 1 << member.slot
     said = {field for field, holders in node.index._holders.items() if holders & bit}
-    here = {block[: len(f)] for block in node.pool._slot_of for f in said}
+    here = {block[: len(f)] for block in node.pool._table.slot_of for f in said}
     assert said <= here, f"{node.name}: the index still names {said - here}"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from multidict import CIMultiDict
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
@@ -15,6 +14,7 @@ from prefixfleet.router.client import AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refusal, refuse
+from prefixfleet.router.headers import AnswerHeaders
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
@@ -94,7 +94,7 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
         client.hang_up()
         return error.status
     headers, body = refusal(error, anthropic=_is_anthropic(route.path))
-    client.answer(error.status, CIMultiDict(headers), body)
+    client.answer(error.status, AnswerHeaders(headers), body)
     return error.status
 
 

@@ -1,7 +1,8 @@
 """What is recorded of each request: metrics, the decision's headers, and one line that says why."""
 
 import logging
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from prefixfleet.router.body import Body
 from prefixfleet.router.book import Charge
@@ -9,7 +10,7 @@ from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import OURS
-from prefixfleet.router.json_log import DECISION
+from prefixfleet.router.json_log import DecisionRecord
 from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt
@@ -19,12 +20,16 @@ from prefixfleet.router.tracing import RequestSpan
 log = logging.getLogger("prefixfleet.router.decisions")
 
 
+WHY = (
+    "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d blocks "
+    "there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, pull %(pull_s).3f s, "
+    "prefill %(prefill_s).3f s"
+)
 ORIGINS = ("engine", "local", "pulled", "computed")
 MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Passage:
+class Passage(Struct, frozen=True, kw_only=True):
     """One request on its way through the router."""
 
     router: Router
@@ -70,13 +75,8 @@ class Passage:
         model = self.router.dispatcher.prefill_model(dispatched.worker)
         cold_s = model.seconds(self.prompt.tokens, 0)
         self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
-        log.info(
-            "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d "
-            "blocks there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, "
-            "pull %(pull_s).3f s, prefill %(prefill_s).3f s",
-            terms,
-            extra={DECISION: terms},
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.handle(DecisionRecord(log.name, WHY, terms))
 
     def terms(self, dispatched: Dispatched) -> dict[str, str | int | float]:
         """What the decision rests on, by name."""

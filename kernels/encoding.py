@@ -15,7 +15,6 @@ import hashlib
 import struct
 from dataclasses import dataclass
 from enum import StrEnum
-from itertools import accumulate, pairwise
 
 import torch
 
@@ -122,15 +121,6 @@ def encoded_bytes(layout: PagedLayout, encoding: str) -> int:
     if encoding_of(encoding).is_exact:
         return layout.block_bytes
     return sections(layout, encoding_of(encoding))[-1].end
-
-
-def segments(layout: PagedLayout, encoding: str) -> tuple[tuple[int, int], ...]:
-    """(start, end) of each page's bytes in a payload, for loading layer by layer."""
-    if encoding_of(encoding).is_exact:
-        return tuple(pairwise(accumulate((p.page_bytes for p in layout.pages), initial=0)))
-    parts = sections(layout, encoding_of(encoding))
-    pages = [[s for s in parts if s.page == i] for i in range(len(layout.pages))]
-    return tuple((page[0].scales, page[-1].end) for page in pages)
 
 
 def header(layout: PagedLayout, encoding: Encoding) -> bytes:

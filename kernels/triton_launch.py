@@ -1,6 +1,5 @@
 """Launches of the Triton kernels: alike pages of many layers behind one table of addresses."""
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
@@ -38,9 +37,8 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Alike pages: their numbers, ascending, with a device table of where each one starts."""
+    """Alike pages: a device table of where each one starts."""
 
-    numbers: tuple[int, ...]
     addresses: torch.Tensor
     block_bytes: int
     multiple: int  # a power of two up to 16 that divides every address and ``block_bytes``
@@ -51,16 +49,7 @@ class Pages:
         first = views[numbers[0]]
         starts = [views[n].data_ptr() for n in numbers]
         block_bytes = first.stride(0) * first.element_size()
-        return cls(
-            tuple(numbers),
-            _table(starts, first.device),
-            block_bytes,
-            _multiple(block_bytes, *starts),
-        )
-
-    def between(self, first: int, last: int) -> slice:
-        """Of those numbered ``first`` to ``last - 1``."""
-        return slice(bisect_left(self.numbers, first), bisect_left(self.numbers, last))
+        return cls(_table(starts, first.device), block_bytes, _multiple(block_bytes, *starts))
 
 
 class CopyLaunch:
@@ -83,18 +72,16 @@ class CopyLaunch:
             "ALIGN": multiple // item,
         }
 
-    def move(self, batch: Batch, first: int, last: int, *, to_slot: bool) -> None:
-        """Enqueue it for the pages ``first`` to ``last - 1``."""
-        chosen = self._pages.between(first, last)
-        addresses = self._pages.addresses[chosen]
+    def move(self, batch: Batch, *, to_slot: bool) -> None:
+        """Enqueue it for all pages."""
+        addresses = self._pages.addresses
         tiles = triton.cdiv(self._length, self._constants["TILE"])
         num_runs = len(self._runs)
-        if len(addresses):
-            copy_kernel[(num_runs * tiles, len(addresses), len(batch.slots))](
-                addresses, self._pages.block_bytes, batch.block_ids, batch.slots,
-                self._parts[chosen], self._runs, num_runs, self._length, self._gap,
-                TO_SLOT=to_slot, **self._constants,
-            )  # fmt: skip
+        copy_kernel[(num_runs * tiles, len(addresses), len(batch.slots))](
+            addresses, self._pages.block_bytes, batch.block_ids, batch.slots,
+            self._parts, self._runs, num_runs, self._length, self._gap,
+            TO_SLOT=to_slot, **self._constants,
+        )  # fmt: skip
 
 
 class PlaneLaunch:
@@ -118,35 +105,33 @@ class PlaneLaunch:
             "ALIGN": max(1, multiple),
         }
 
-    def encode(self, batch: Batch, first: int, last: int) -> None:
-        """Enqueue it for the pages ``first`` to ``last - 1``."""
+    def encode(self, batch: Batch) -> None:
+        """Enqueue it for all pages."""
         section, plane = self._section, self._section.plane
         scale_gap = section.data - section.scales - 4 * plane.num_scales
         data_gap = section.end - section.data - plane.num_elements
-        for grid, tables, sizes in self._launches(batch, first, last):
-            encode_kernel[grid](
-                *tables, batch.poisoned, *sizes, scale_gap, data_gap,
-                RATIO=1 / LARGEST[section.codec], **self._constants, **_EXACTLY,
-            )  # fmt: skip
+        grid, tables, sizes = self._launch(batch)
+        encode_kernel[grid](
+            *tables, batch.poisoned, *sizes, scale_gap, data_gap,
+            RATIO=1 / LARGEST[section.codec], **self._constants, **_EXACTLY,
+        )  # fmt: skip
 
-    def decode(self, batch: Batch, first: int, last: int) -> None:
-        """Enqueue it for the pages ``first`` to ``last - 1``."""
+    def decode(self, batch: Batch) -> None:
+        """Enqueue it for all pages."""
         tiles = triton.cdiv(len(self._rows), self._constants["ROWS"])
-        for grid, tables, sizes in self._launches(batch, first, last):
-            decode_kernel[(*grid, tiles)](*tables, *sizes, **self._constants, **_EXACTLY)
+        grid, tables, sizes = self._launch(batch)
+        decode_kernel[(*grid, tiles)](*tables, *sizes, **self._constants, **_EXACTLY)
 
-    def _launches(self, batch: Batch, first: int, last: int) -> Any:  # noqa: ANN401
-        chosen, plane = self._pages.between(first, last), self._section.plane
-        addresses = self._pages.addresses[chosen]
-        if len(addresses):
-            yield (
-                (len(plane.groups) * len(batch.slots), len(addresses)),
-                (
-                    addresses, self._pages.block_bytes, batch.block_ids, batch.slots,
-                    self._scales[chosen], self._data[chosen], self._groups, self._rows,
-                ),
-                (len(plane.groups), len(plane.rows), plane.width),
-            )  # fmt: skip
+    def _launch(self, batch: Batch) -> Any:  # noqa: ANN401
+        pages, plane = self._pages, self._section.plane
+        return (
+            (len(plane.groups) * len(batch.slots), len(pages.addresses)),
+            (
+                pages.addresses, pages.block_bytes, batch.block_ids, batch.slots,
+                self._scales, self._data, self._groups, self._rows,
+            ),
+            (len(plane.groups), len(plane.rows), plane.width),
+        )  # fmt: skip
 
 
 def _table(values: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -3,12 +3,12 @@
 A slot is device memory, or host memory registered with the GPU (`host_memory`): then a kernel's
 coalesced loads and stores are the transfer, without a staging copy, and 8-bit blocks cross the
 bus at half the bytes. Work is enqueued on the current stream; slots and blocks must stay as they
-are until it is done (`pipeline`).
+are until it is done.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import accumulate, product
 
 import torch
 
@@ -19,7 +19,6 @@ from prefixfleet.kernels.encoding import (
     encoding_of,
     header,
     sections,
-    segments,
 )
 from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout, block_views, runs_of
@@ -68,9 +67,9 @@ class TritonMover:
         if not len(batch.slots):
             return
         for copy in self._copies:
-            copy.move(batch, 0, len(self._layout.pages), to_slot=True)
+            copy.move(batch, to_slot=True)
         for plane in self._planes:
-            plane.encode(batch, 0, len(self._layout.pages))
+            plane.encode(batch)
         if self._header:
             seal_kernel[(len(batch.slots),)](
                 batch.slots, self._template.view(torch.int32), batch.poisoned, COUNT_AT=_COUNT_WORD
@@ -78,25 +77,18 @@ class TritonMover:
 
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
         """As `reference.scatter`, enqueued; slots start on 16-byte boundaries."""
-        self.scatter_pages(self.load(block_ids, slots), 0, len(self._layout.pages))
-
-    def load(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> Batch:
-        """Check a scatter and put its tables on the device; `scatter_pages` does it in parts."""
         check_ids(self._layout, block_ids, len(slots))
         check_distinct(block_ids)
         sources = [as_bytes(slot, self.payload_bytes) for slot in slots]
         if self._header:
             check_headers(sources, self._header)
-        return self._batch(block_ids, sources)
-
-    def scatter_pages(self, batch: Batch, first: int, last: int) -> None:
-        """Enqueue the scatter of pages ``first`` to ``last - 1``, in the order of the dict."""
+        batch = self._batch(block_ids, sources)
         if not len(batch.slots):
             return
         for copy in self._copies:
-            copy.move(batch, first, last, to_slot=False)
+            copy.move(batch, to_slot=False)
         for plane in self._planes:
-            plane.decode(batch, first, last)
+            plane.decode(batch)
 
     def _batch(self, block_ids: Sequence[int], slots: Sequence[torch.Tensor]) -> Batch:
         for slot in slots:
@@ -116,7 +108,7 @@ def _launches(
     views: Sequence[torch.Tensor], layout: PagedLayout, encoding: str
 ) -> tuple[list[CopyLaunch], list[PlaneLaunch]]:
     if encoding == "exact":
-        return _exact_pages(views, segments(layout, encoding)), []
+        return _exact_pages(views, layout), []
     alike: dict[tuple[object, ...], list[Section]] = defaultdict(list)
     for section in sections(layout, encoding_of(encoding)):
         view = views[section.page]
@@ -139,9 +131,8 @@ def _exact_plane(pages: Pages, like: Sequence[Section], item: int) -> CopyLaunch
     return CopyLaunch(pages, [s.data for s in like], runs, plane.width * item, gap)
 
 
-def _exact_pages(
-    views: Sequence[torch.Tensor], parts: Sequence[tuple[int, int]]
-) -> list[CopyLaunch]:
+def _exact_pages(views: Sequence[torch.Tensor], layout: PagedLayout) -> list[CopyLaunch]:
+    starts = list(accumulate((page.page_bytes for page in layout.pages), initial=0))
     alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for number, view in enumerate(views):
         alike[(view.shape, view.stride(), view.dtype)].append(number)
@@ -149,5 +140,5 @@ def _exact_pages(
     for numbers in alike.values():
         runs, run_bytes = runs_of(views[numbers[0]])
         pages = Pages.of(numbers, views)
-        launches.append(CopyLaunch(pages, [parts[n][0] for n in numbers], runs, run_bytes))
+        launches.append(CopyLaunch(pages, [starts[n] for n in numbers], runs, run_bytes))
     return launches

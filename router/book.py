@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from prefixfleet.router.journal import Journal
+
 DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
 
 
@@ -54,14 +56,14 @@ class Charge:
         if self.first_byte_s is None:
             self.first_byte_s = now
             self._page.end_prefill(self, now)
-            self._page.decoding += self.sequences
-            self._page.decodes.add(self)
+            self._page.begin_decode(self)
 
 
 @dataclass(slots=True)
 class _Page:
     """Running sums, so that a look at the load costs the same whatever is in flight."""
 
+    note: Callable[[str], None]  # told of every change
     waiting: set[Charge] = field(default_factory=set)
     queued_tokens: int = 0
     expected_s: float = 0.0
@@ -73,6 +75,7 @@ class _Page:
         self.waiting.add(charge)
         self.queued_tokens += charge.tokens
         self.expected_s += charge.expected_s
+        self.note(charge.worker)
 
     def end_prefill(self, charge: Charge, now: float) -> None:
         """However it ended: with its first byte, refused, or given up by its client."""
@@ -81,6 +84,17 @@ class _Page:
         self.queued_tokens -= charge.tokens
         # Sums of floats drift: an empty page is exactly zero
         self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0
+        self.note(charge.worker)
+
+    def begin_decode(self, charge: Charge) -> None:
+        self.decoding += charge.sequences
+        self.decodes.add(charge)
+        self.note(charge.worker)
+
+    def end_decode(self, charge: Charge) -> None:
+        self.decoding -= charge.sequences
+        self.decodes.discard(charge)
+        self.note(charge.worker)
 
     def load(self, now: float) -> Load:
         busy_s = self.expected_s - (now - self.since_s) if self.waiting else 0.0
@@ -95,6 +109,7 @@ class Book:
         self._pages: dict[str, _Page] = {}
         self._others: Mapping[str, Load] = {}
         self._heard_s = 0.0
+        self.journal = Journal()
         self.decode_s = 0.0  # how long a request decodes, on average; 0 before the first ended
 
     def load(self, worker: str) -> Load:
@@ -108,6 +123,14 @@ class Book:
             left_s = max(0.0, others.busy_s - (now - self._heard_s))
             return own + Load(others.queued_tokens, others.queued_requests, others.decoding, left_s)
         return own
+
+    def free_at_s(self, worker: str) -> float:
+        """When the prefills on ``worker`` are done by their estimates, or later: the same until
+        its load changes. Minus infinity if there are none."""
+        page, others = self._pages.get(worker), self._others.get(worker)
+        own_s = page.since_s + page.expected_s if page and page.waiting else float("-inf")
+        theirs_s = self._heard_s + others.busy_s if others and others.busy_s else float("-inf")
+        return max(own_s, theirs_s)
 
     def sequences_at(self, worker: str, at_s: float) -> int:
         """Sequences that ``worker`` will generate at ``at_s``, if prefills in flight are over then.
@@ -134,6 +157,8 @@ class Book:
 
     def hear(self, others: Mapping[str, Load]) -> None:
         """What all other routers have in flight on each worker at this moment."""
+        for worker in self._others.keys() | others.keys():
+            self.journal.note(worker)
         self._others, self._heard_s = others, self._clock()
 
     @contextmanager
@@ -152,7 +177,7 @@ class Book:
 
         ``expected_s`` is the estimate of the prefill alone, without the queue before it.
         """
-        page = self._pages.setdefault(worker, _Page())
+        page = self._pages.setdefault(worker, _Page(self.journal.note))
         for other in page.waiting:
             other.alone = False
         now = self._clock()
@@ -170,8 +195,7 @@ class Book:
         if charge.first_byte_s is None:
             page.end_prefill(charge, now)
         else:
-            page.decoding -= charge.sequences
-            page.decodes.discard(charge)
+            page.end_decode(charge)
             self._learn_decode(now - charge.first_byte_s)
         if not page.waiting and not page.decoding and self._pages.get(charge.worker) is page:
             del self._pages[charge.worker]

@@ -4,36 +4,29 @@ Holds what the decision rests on: the view, the book, the nodes' records and one
 model a worker.
 """
 
-import heapq
-import logging
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
-from prefixfleet.router.book import Book, Charge
-from prefixfleet.router.estimate import (
-    UNMEASURED,
-    LinkSpeed,
-    PrefillModel,
-    first_guess,
-    observe,
-)
-from prefixfleet.router.policy import Candidate, Decision, Policy, Source, choose
+from prefixfleet.router.book import Book, Charge, Load
+from prefixfleet.router.candidates import Findings, candidate, longest, over_links
+from prefixfleet.router.estimate import PrefillModel, first_guess, observe
+from prefixfleet.router.lineup import Lineup, Links
+from prefixfleet.router.policy import Candidate, Decision, Policy, choose, soonest
 from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
+from prefixfleet.store.records import NodeRecord, PullPlan
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each namespace that its workers have."""
 
 MIN_PULL_BUDGET_S = 1.0
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
-MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
-
-log = logging.getLogger(__name__)
+MAX_LINEUPS = 4  # a model each, as a rule; who is tried again, or starts slowly, is another one
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -89,6 +82,8 @@ class Dispatcher:
         self._step_s = step_s
         self._policy = policy
         self._models: dict[str, PrefillModel] = dict(models or {})
+        self._lineups: dict[tuple[Worker, ...], Lineup] = {}  # the last one asked for is the last
+        self._lined_up_by: Mapping[str, NodeRecord] = {}
 
     def chains(self, prompt: Prompt, workers: Sequence[Worker]) -> Chains:
         """The prompt's chain in each namespace of ``workers``. Slow for long prompts; pure."""
@@ -100,27 +95,27 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        held = {
-            kind: {**self.view.leading(chain), **self._engines.leading(chain)}
-            for kind, chain in chains.items()
-        }
-        expected = {kind: self.view.expected(chain) for kind, chain in chains.items()}
-        own = {kind: self._caches.leading(chain) for kind, chain in chains.items()}
         pullable = self._pullable()
-        sources = {kind: self._sources(found, pullable) for kind, found in held.items()}
-        records = self._records()
-        candidates = [
-            self._candidate(
-                w.record,
-                held[w.namespace],
-                expected[w.namespace],
-                own[w.namespace].get(w.record.worker, 0),
-                sources[w.namespace] if not w.static or w.record.node in pullable else (),
-                records.get(w.record.node),
-                w.block_tokens,
+        findings = {kind: self._look_up(chain, pullable) for kind, chain in chains.items()}
+
+        def of(worker: Worker, busy_s: float, load: Load) -> Candidate:
+            prefill, links = self._kind_of(worker)
+            found = findings[worker.namespace]
+            sources = found.sources
+            if worker.static and worker.record.node not in pullable:
+                sources = ()
+            return candidate(
+                worker, found, load, busy_s, prefill, over_links(worker.record.node, links, sources)
             )
-            for w in workers
-        ]
+
+        if self._policy is choose:
+            lineup = self._lineup(workers)
+            ranks = Ranks(prompt.tokens, lineup, findings, self._clock(), self.book.load, of)
+            return soonest(ranks, self._draw)
+        candidates = []
+        for worker in workers:
+            load = self.book.load(worker.name)
+            candidates.append(of(worker, load.busy_s + self._step_of(worker.name, load), load))
         return self._policy(prompt.tokens, candidates, self._draw)
 
     def bind(
@@ -141,12 +136,15 @@ class Dispatcher:
         if charge.alone and charge.first_byte_s is not None and not prompt.blind:
             worker = dispatched.worker
             seconds = charge.first_byte_s - charge.started_s - dispatched.decision.pull_s
-            self._models[worker.name] = observe(
+            model = observe(
                 self.prefill_model(worker),
                 prompt.tokens,
                 min(prompt.tokens, dispatched.cached_tokens),
                 max(0.0, seconds),
             )
+            self._models[worker.name] = model
+            for lineup in self._lineups.values():
+                lineup.regroup(worker.name)
 
     def prefill_model(self, worker: Worker) -> PrefillModel:
         """What is known of the worker's speed."""
@@ -157,81 +155,51 @@ class Dispatcher:
         """Drop what was learned of a worker that is gone."""
         self._models.pop(name, None)
 
-    def _candidate(
-        self,
-        worker: WorkerRecord,
-        held: Mapping[str, int],
-        expected: Mapping[str, int],
-        own_blocks: int,
-        sources: Sequence[Source],
-        record: NodeRecord | None,
-        block_tokens: int,
-    ) -> Candidate:
-        name, node = worker.worker, worker.node
-        if record is not None or node in held:
-            sources = _over_links(node, record, sources)
-        load = self.book.load(name)
-        busy_s = load.busy_s
-        if load.decoding:  # a step that generates for others is under way, and is ended first
-            busy_s += self._step_s(name, load.decoding)
-        return Candidate(
-            worker=name,
-            node=node,
-            hit_blocks=max(held.get(node, 0), expected.get(node, 0)),
-            own_blocks=own_blocks,
-            queued_tokens=load.queued_tokens,
-            queued_requests=load.queued_requests,
-            busy_s=busy_s,
-            prefill=self._models.get(name) or first_guess(worker.prefill_tokens_per_s),
-            block_tokens=block_tokens,
-            block_bytes=worker.block_bytes,
-            sources=sources,
-        )
-
-    def _sources(self, held: Mapping[str, int], pullable: Container[str]) -> list[Source]:
-        """Who holds most and lives, the least asked first, as if no link had been measured."""
-        now, members, engines = self._clock(), self.view.members, self._engines.members
-        sources = [
-            Source(
-                node=node,
-                epoch=(members.get(node) or engines[node]).epoch,
-                blocks=blocks,
-                link=UNMEASURED,
-                wait_s=max(0.0, self._sending.get(node, 0.0) - now),
-            )
+    def _look_up(self, chain: Sequence[BlockHash], pullable: Container[str]) -> Findings:
+        held = {**self.view.leading(chain), **self._engines.leading(chain)}
+        members, engines = self.view.members, self._engines.members
+        can_send = {
+            node: ((members.get(node) or engines[node]).epoch, blocks)
             for node, blocks in held.items()
             if node in members or (node in engines and node in pullable)
-        ]
-        return heapq.nsmallest(MAX_SOURCES, sources, key=lambda s: (-s.blocks, s.wait_s))
+        }
+        now = self._clock()
+        waits_s = {
+            node: max(0.0, self._sending[node] - now)
+            for node in can_send.keys() & self._sending.keys()
+        }
+        return Findings(
+            held=held,
+            expected=self.view.expected(chain),
+            own=self._caches.leading(chain),
+            sources=longest(can_send, waits_s),
+        )
 
+    def _lineup(self, workers: Sequence[Worker]) -> Lineup:
+        """The standing order of exactly these workers, as of now."""
+        records = self._records()
+        if records is not self._lined_up_by and (records or self._lined_up_by):
+            self._lineups.clear()  # links may have changed
+        self._lined_up_by = records
+        key = tuple(workers)
+        lineup = self._lineups.pop(key, None)
+        if lineup is None:
+            lineup = Lineup(workers, self.book, self._step_s, self._kind_of)
+        else:
+            lineup.refresh()
+        self._lineups[key] = lineup
+        if len(self._lineups) > MAX_LINEUPS:
+            del self._lineups[next(iter(self._lineups))]
+        return lineup
 
-def _over_links(
-    node: str, record: NodeRecord | None, sources: Sequence[Source]
-) -> Sequence[Source]:
-    """``sources`` with the links that ``node`` has measured; a node is none for itself.
+    def _kind_of(self, worker: Worker) -> tuple[PrefillModel, Links]:
+        record = self._records().get(worker.record.node)
+        links = record.stats.get("links") if record else None
+        return self.prefill_model(worker), links if isinstance(links, dict) and links else None
 
-    The very same ``sources`` where nothing is to be changed: the policy sees by that who is
-    alike.
-    """
-    links = record.stats.get("links") if record else None
-    if isinstance(links, dict) and links:
-        return [
-            structs.replace(source, link=_read_link(links.get(source.node)) or source.link)
-            for source in sources
-            if source.node != node
-        ]
-    if any(source.node == node for source in sources):
-        return [source for source in sources if source.node != node]
-    return sources
-
-
-def _read_link(measured: object) -> LinkSpeed | None:
-    if not isinstance(measured, dict):
-        return None
-    speed, setup = measured.get("bytes_per_s"), measured.get("setup_s")
-    if not isinstance(speed, int | float) or not isinstance(setup, int | float) or speed <= 0:
-        return None
-    return LinkSpeed(bytes_per_s=float(speed), setup_s=max(0.0, float(setup)))
+    def _step_of(self, name: str, load: Load) -> float:
+        # a step that generates for others is under way, and is ended first
+        return self._step_s(name, load.decoding) if load.decoding else 0.0
 
 
 def _plan(request: str, decision: Decision) -> PullPlan:

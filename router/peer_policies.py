@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from prefixfleet.router.estimate import pull_seconds
-from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, Source
+from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, Source, usable_blocks
 
 BALANCING_THRESHOLD = 1.3
 """Mooncake tuned theirs by hand and did not publish it; between 1 and 5 the mean moved by less
@@ -77,7 +77,7 @@ def sticky_until_saturated(
     prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw
 ) -> Decision:
     """llm-d: among workers with most of the prompt, unless they are slower by a fixed penalty."""
-    usable = max(1, _usable(prompt_tokens, candidates[0]))
+    usable = max(1, usable_blocks(prompt_tokens, candidates[0].block_tokens))
     sticky = [c for c in candidates if c.hit_blocks / usable >= STICKY_SHARE]
     others = [c for c in candidates if c not in sticky]
     if sticky and others:
@@ -100,7 +100,7 @@ PEERS: dict[str, Callable[[], Policy]] = {
 
 
 def _algorithm_1(prompt_tokens: int, candidate: Candidate) -> Decision:
-    usable = _usable(prompt_tokens, candidate)
+    usable = usable_blocks(prompt_tokens, candidate.block_tokens)
     hit = min(candidate.hit_blocks, usable)
     best = max(candidate.sources, key=lambda s: s.blocks, default=None)
     length = min(best.blocks, usable) if best else 0
@@ -110,7 +110,7 @@ def _algorithm_1(prompt_tokens: int, candidate: Candidate) -> Decision:
 
 
 def _plain(prompt_tokens: int, candidate: Candidate) -> Decision:
-    hit = min(candidate.hit_blocks, _usable(prompt_tokens, candidate))
+    hit = min(candidate.hit_blocks, usable_blocks(prompt_tokens, candidate.block_tokens))
     return _priced(prompt_tokens, candidate, hit, None, 0)
 
 
@@ -127,10 +127,6 @@ def _priced(
         pull_s=pull_seconds(pulled * candidate.block_bytes, source.link) if source else 0.0,
         prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
     )
-
-
-def _usable(prompt_tokens: int, candidate: Candidate) -> int:
-    return max(0, prompt_tokens - 1) // candidate.block_tokens
 
 
 def _least(

@@ -7,10 +7,11 @@ threshold and never lost in replay against a fixed ratio. Least seconds win; of
 equals one that has most of the prefix in its own cache, else chance decides.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from operator import itemgetter
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 
-from msgspec import Struct, structs
+from msgspec import Struct
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
 
@@ -72,6 +73,24 @@ Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
 """A way to choose: prompt tokens, candidates (at least one), random draw."""
 
 
+class Rank(Struct, frozen=True, kw_only=True):
+    """Workers of which the first is the best, and that have equally much in their own caches.
+
+    ``judge(number)`` is the best that can be done on one of them.
+    """
+
+    bound_s: float  # none takes less
+    judge: Callable[[int], Decision]
+    count: int = 1
+    alike: bool = True  # all take as long as the first; else each at least as long as the last
+
+    def tied(self, limit_s: float) -> int:
+        """How many take ``limit_s`` at most, the first being one of them."""
+        if self.alike:
+            return self.count
+        return bisect_right(range(self.count), limit_s, key=lambda n: self.judge(n).total_s)
+
+
 def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
     """The decision with the least estimated time to first token. ``candidates`` is not empty.
 
@@ -79,26 +98,33 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
     nothing but their name cost the same, and those that would be too slow even if every block
     that anybody holds were there already cannot win.
     """
-    least, kinds = float("inf"), [[number] for number in range(len(candidates))]
+    kinds = [[number] for number in range(len(candidates))]
     if len(candidates) > FEW:
         kinds = _kinds(candidates)
-    found: list[tuple[Decision, list[int]]] = []
-    for bound_s, numbers in _soonest_first(prompt_tokens, candidates, kinds):
-        if bound_s > _tied_up_to(least):
+    return soonest(_ranks(prompt_tokens, candidates, kinds), draw)
+
+
+def soonest(ranks: Iterable[Rank], draw: Draw) -> Decision:
+    """The best of all workers in ``ranks``, which come in the order of their bounds. Of those
+    that are tied and have most in their own caches each is as likely as the other."""
+    least, judged = float("inf"), []
+    for rank in ranks:
+        if rank.bound_s > _tied_up_to(least):
             break
-        decision = best_for(prompt_tokens, candidates[numbers[0]])
+        decision = rank.judge(0)
         least = min(least, decision.total_s)
-        found.append((decision, numbers))
-    tied = {
-        number: decision
-        for decision, numbers in found
-        if decision.total_s <= _tied_up_to(least)
-        for number in numbers
-    }
-    most = max(decision.own_blocks for decision in tied.values())
-    numbers = sorted(n for n, decision in tied.items() if decision.own_blocks == most)
-    number = numbers[draw(len(numbers)) if len(numbers) > 1 else 0]
-    return structs.replace(tied[number], worker=candidates[number].worker)
+        judged.append((decision, rank))
+    limit_s = _tied_up_to(least)
+    tied = [(decision, rank) for decision, rank in judged if decision.total_s <= limit_s]
+    most = max(decision.own_blocks for decision, _ in tied)
+    best = [(rank, rank.tied(limit_s)) for d, rank in tied if d.own_blocks == most]
+    total = sum(count for _, count in best)
+    number = draw(total) if total > 1 else 0
+    for rank, count in best:
+        if number < count:
+            return rank.judge(number)
+        number -= count
+    raise AssertionError("draw(n) is below n")
 
 
 def _tied_up_to(least_s: float) -> float:
@@ -118,36 +144,46 @@ def _kinds(candidates: Sequence[Candidate]) -> list[list[int]]:
             holders[sources] = frozenset(source.node for source in c.sources)
         own = c.node if c.node in holders[sources] else ""  # it pulls from the others only
         size = (c.block_tokens, c.block_bytes)
-        kind = (c.hit_blocks, c.own_blocks, c.busy_s, id(c.prefill), sources, own, size)
+        kind = (c.hit_blocks, c.own_blocks, c.busy_s, c.prefill.coefficients, sources, own, size)
         groups.setdefault(kind, []).append(number)
     return list(groups.values())
 
 
-def _soonest_first(
+def _ranks(
     prompt_tokens: int, candidates: Sequence[Candidate], kinds: list[list[int]]
-) -> list[tuple[float, list[int]]]:
-    """``kinds`` with seconds that none of them can take less than, the fewest first."""
+) -> list[Rank]:
+    def rank_of(numbers: list[int]) -> Rank:
+        first = candidates[numbers[0]]
+        reach = max((s.blocks for s in first.sources), default=0)
+        reach = max(reach, first.hit_blocks, first.own_blocks)
+        return Rank(
+            bound_s=least_seconds(
+                prompt_tokens, first.busy_s, first.prefill, reach, first.block_tokens
+            ),
+            judge=lambda number: best_for(prompt_tokens, candidates[numbers[number]]),
+            count=len(numbers),
+        )
 
-    def bound_s(candidate: Candidate) -> float:
-        reach = max((s.blocks for s in candidate.sources), default=0)
-        reach = max(reach, candidate.hit_blocks, candidate.own_blocks)
-        reach = min(reach, _usable(prompt_tokens, candidate))
-        cached = reach * candidate.block_tokens
-        seconds = candidate.busy_s + candidate.prefill.seconds(prompt_tokens, cached)
-        return seconds * (1 - 1e-9)  # sums of floats are not exact
-
-    bounds = [(bound_s(candidates[numbers[0]]), numbers) for numbers in kinds]
-    return sorted(bounds, key=itemgetter(0))
+    return sorted(map(rank_of, kinds), key=attrgetter("bound_s"))
 
 
-def _usable(prompt_tokens: int, candidate: Candidate) -> int:
+def least_seconds(
+    prompt_tokens: int, busy_s: float, prefill: PrefillModel, reach: int, block_tokens: int
+) -> float:
+    """What a worker cannot take less than: ``reach`` blocks are there, and nothing was pulled."""
+    cached = min(reach, usable_blocks(prompt_tokens, block_tokens)) * block_tokens
+    # sums of floats are not exact
+    return (busy_s + prefill.seconds(prompt_tokens, cached)) * (1 - 1e-9) - 1e-9
+
+
+def usable_blocks(prompt_tokens: int, block_tokens: int) -> int:
     """Blocks that can be reused: the engine computes at least the last token itself."""
-    return max(0, prompt_tokens - 1) // candidate.block_tokens
+    return max(0, prompt_tokens - 1) // block_tokens
 
 
 def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
-    usable = _usable(prompt_tokens, candidate)
+    usable = usable_blocks(prompt_tokens, candidate.block_tokens)
     hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
     source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable)
     if source is None:

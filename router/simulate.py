@@ -19,7 +19,8 @@ from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import Policy, choose
 from prefixfleet.router.replay import positive
 from prefixfleet.router.replay_stats import spread
-from prefixfleet.router.simulator import Fleet, Served, Simulation
+from prefixfleet.router.simulated_fleet import Fleet, Served
+from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.orders import new_order

@@ -10,65 +10,27 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatched, Dispatcher
-from prefixfleet.router.fleet_models import Hardware, ModelShape, calibrated, prefill_seconds
-from prefixfleet.router.policy import Decision, Policy
+from prefixfleet.router.fleet_models import calibrated, prefill_seconds
+from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_of
+from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
-from prefixfleet.router.worker import Worker
-from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.eviction import EvictionOrder
-from prefixfleet.store.eviction_value import ValueOrder
 from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
-from prefixfleet.store.records import NodeRecord, WorkerRecord
 
-NAMESPACE = b"simulated"
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fleet:
-    """What is simulated. ``blocks_per_node`` slots of ``block_tokens`` tokens each."""
-
-    nodes: int
-    blocks_per_node: int
-    block_tokens: int
-    shape: ModelShape
-    hardware: Hardware
-    policy: Policy
-    unbound: bool = False  # requests wait in the router until their best worker is free
-    ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
-    seed: int = 0
-    order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """One request's fate. ``ttft_s`` is infinite when it was refused."""
-
-    at_s: float
-    node: int
-    tokens: int
-    local_tokens: int
-    pulled_tokens: int
-    ttft_s: float
-    estimate_s: float
-
-    @property
-    def refused(self) -> bool:
-        """Whether it was turned away."""
-        return math.isinf(self.ttft_s)
 
 
 class Clock:
@@ -80,17 +42,6 @@ class Clock:
     def __call__(self) -> float:
         """Seconds since the start."""
         return self.now
-
-
-@dataclass(slots=True)
-class _Node:
-    """One node's real books and its modelled engine and link."""
-
-    number: int
-    member: Membership
-    pool: SlotPool
-    busy_until: float = 0.0
-    sending_until: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +56,8 @@ class _Turn(Waiting):
 class _Running:
     """A request on its node until its prefill ends."""
 
-    node: _Node
+    worker: str
+    node: SimulatedNode
     chain: list[BlockHash]
     pin: Pin
     charge: ExitStack = field(default_factory=ExitStack)
@@ -121,10 +73,11 @@ class Simulation:
         self._order = itertools.count()
         self.view = View(self.clock)
         self._book = Book(self.clock)
-        self._nodes = [self._node(i) for i in range(fleet.nodes)]
+        self._nodes = [self._join(i) for i in range(fleet.nodes)]
         self._by_name = {node.member.node: node for node in self._nodes}
-        self._workers = [self._worker(node) for node in self._nodes]
-        records = self._records()
+        self._workers = tuple(fleet.worker(node) for node in self._nodes)
+        self._free = {worker.name for worker in self._workers}  # no prefill is in flight on them
+        records = fleet.records(self._nodes)
         self._dispatcher = Dispatcher(
             self.view,
             self._book,
@@ -149,7 +102,7 @@ class Simulation:
 
     def fail(self, number: int, at_s: float) -> None:
         """Node ``number`` loses its blocks at ``at_s`` and joins anew: a restart."""
-        self._at(at_s, lambda: self._restart(self._nodes[number]))
+        self._at(at_s, lambda: self._nodes[number].restart(self._pool, self.view))
 
     def check(self) -> None:
         """Prove every pool's books."""
@@ -176,13 +129,15 @@ class Simulation:
         """Time to first token that the router expects when the request arrives."""
         if not self.fleet.unbound:
             return decision.total_s
-        busy = [self._book.load(worker.name).busy_s for worker in self._workers]
-        wait_s = expected_wait(self._queue, decision.prefill_s, busy)
+        wait_s = 0.0
+        if self._queue or not self._free:
+            busy = [self._book.load(worker.name).busy_s for worker in self._workers]
+            wait_s = expected_wait(self._queue, decision.prefill_s, busy)
         return max(wait_s, decision.total_s - decision.prefill_s) + decision.prefill_s
 
     def _look(self) -> None:
         # Who waits goes to a free worker or not at all: with none free there is nothing to decide
-        while self._somebody_free() and (
+        while self._free and (
             found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free)
         ):
             waiting, decision = found
@@ -196,11 +151,8 @@ class Simulation:
             Prompt(tokens=turn.prompt_tokens), turn.chains, self._workers
         )
 
-    def _somebody_free(self) -> bool:
-        return any(self._is_free(worker.name) for worker in self._workers)
-
     def _is_free(self, worker: str) -> bool:
-        return self._book.load(worker).queued_requests == 0
+        return worker in self._free
 
     def _serve(self, turn: _Turn, decision: Decision) -> None:
         fleet, tokens = self.fleet, turn.prompt_tokens
@@ -212,10 +164,10 @@ class Simulation:
         local = len(pin.hashes)
         pulled, ready = self._pull(decided, chain[:usable], local)
         cached = (local + pulled) * fleet.block_tokens
-        started = max(node.busy_until, ready)
-        done = started + prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
-        node.busy_until = done
-        running = _Running(node, chain, pin)
+        seconds = prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
+        done = node.compute(ready, seconds)
+        running = _Running(decided.worker.name, node, chain, pin)
+        self._free.discard(running.worker)
         running.charge.enter_context(
             self._book.charged(
                 decided.worker.name,
@@ -247,41 +199,22 @@ class Simulation:
         if there <= 0 or plan.source_epoch != source.member.epoch:
             return 0, now
         size = there * self.fleet.block_tokens * self.fleet.shape.kv_bytes_per_token
-        starts = max(now, source.sending_until) + self.fleet.hardware.link_setup_s
-        source.sending_until = starts + size / self.fleet.hardware.link_bytes_per_s
-        return there, source.sending_until
+        hardware = self.fleet.hardware
+        seconds = size / hardware.link_bytes_per_s
+        return there, source.send(now, hardware.link_setup_s, seconds)
 
     def _finish(self, running: _Running) -> None:
         running.charge.close()
+        if not self._book.load(running.worker).queued_requests:
+            self._free.add(running.worker)
         node, chain = running.node, running.chain
         running.pin.release()
-        node.pool.observe(chain)
-        with node.pool.pin(chain) as here:
-            missing = self._admit(node, chain, len(here.hashes))
-            parent = here.hashes[-1] if here.hashes else b""
-            with node.pool.reserve(parent, missing) as reservation:
-                new = tuple(block for block in missing if reservation.commit(block))
+        new = node.store(chain, self.view)
         self._at(
             self.clock.now + PUBLISH_S,
             lambda: self.view.apply(IndexEvent("publish", node.member, new)),
         )
         self._look()
-
-    def _admit(self, node: _Node, chain: list[BlockHash], held: int) -> list[BlockHash]:
-        """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
-        pool, missing = node.pool, chain[held:]
-        if pool.free_slots < len(missing):
-            others = {b: self.view.holders(b) - {node.member.node} for b in pool.soon(ASKED_BLOCKS)}
-            pool.note_copies({block: len(nodes) for block, nodes in others.items()})
-        room = make_room(pool, missing, held)
-        self.view.apply(IndexEvent("withdraw", node.member, room.victims.hashes))
-        pool.free(room.victims)
-        return missing[: room.blocks]
-
-    def _restart(self, node: _Node) -> None:
-        node.member = Membership(node.member.node, node.member.epoch + 1, node.member.slot)
-        self.view.apply(IndexEvent("join", node.member))
-        node.pool = self._pool()
 
     def _advance(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
@@ -291,41 +224,10 @@ class Simulation:
     def _at(self, when: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._events, (when, next(self._order), action))
 
-    def _node(self, number: int) -> _Node:
+    def _join(self, number: int) -> SimulatedNode:
         member = Membership(f"node-{number}", 1, number)
         self.view.apply(IndexEvent("join", member))
-        return _Node(number, member, self._pool())
+        return SimulatedNode(number, member, self._pool())
 
     def _pool(self) -> SlotPool:
-        slots = self.fleet.blocks_per_node
-        return SlotPool(slots, self.fleet.order(slots), self.clock)
-
-    def _worker(self, node: _Node) -> Worker:
-        fleet = self.fleet
-        record = WorkerRecord(
-            worker=f"worker-{node.number}",
-            node=node.member.node,
-            url="",
-            model="simulated",
-            model_path="",
-            namespace={},
-            block_bytes=fleet.block_tokens * fleet.shape.kv_bytes_per_token,
-            max_model_tokens=1 << 30,
-            prefill_tokens_per_s=1.0,
-        )
-        return Worker(record, None, NAMESPACE, fleet.block_tokens)  # type: ignore[arg-type]
-
-    def _records(self) -> Mapping[str, NodeRecord]:
-        hardware = self.fleet.hardware
-        speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
-        links = {"links": {node.member.node: speed for node in self._nodes}}
-        return {
-            node.member.node: NodeRecord(node=node.member.node, host="", stats=links)
-            for node in self._nodes
-        }
-
-
-def chain_of(prompt: SharedBlocks) -> list[BlockHash]:
-    """Block hashes of the prompt's full blocks: the trace's ids, since they name prefixes too."""
-    full = prompt.tokens // prompt.block_tokens
-    return [block.to_bytes(8, "big") + bytes(8) for block in prompt.ids[:full]]
+        return self.fleet.pool(self.clock)

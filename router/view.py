@@ -6,15 +6,11 @@ things are known here before the index knows them: blocks of prompts that were j
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
+from prefixfleet.router.assumed import Assumed, bits_of, leading_of
 from prefixfleet.router.block_table import BlockTable
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
-
-ASSUMED_S = 4.0
-"""How long a prompt just routed counts as held, at least; at most twice that. Longer than a
-prefill and the publishing after it, so that siblings of a burst follow the first one."""
 
 SUSPECT_S = 5.0
 """How long a node that failed before our eyes matches nothing. Longer than its lease (3 s): if
@@ -25,27 +21,6 @@ INHERIT_S = 5.0
 noticed, joined again and published what it holds."""
 
 LOAD_STEP_BLOCKS = 2_000  # 2 ms between two looks of the event loop at everything else
-MAX_ASSUMED_BLOCKS = 200_000
-"""Bound on `assume`, a node and generation: 20 MB."""
-
-
-@dataclass(slots=True)
-class _Assumed:
-    """Two generations of block fields: an entry lives for one to two `ASSUMED_S`."""
-
-    turned_at: float
-    young: set[bytes] = field(default_factory=set)
-    old: set[bytes] = field(default_factory=set)
-
-    def turn(self, now: float) -> None:
-        age = now - self.turned_at
-        if age >= ASSUMED_S:
-            self.old = self.young if age < 2 * ASSUMED_S else set()
-            self.young = set()
-            self.turned_at = now
-
-    def holds(self, block: bytes) -> bool:
-        return block in self.young or block in self.old
 
 
 class View:
@@ -62,7 +37,7 @@ class View:
         self._inherited: dict[str, tuple[int, float]] = {}  # bit of a former life, and until when
         self._memory_lost_s = float("-inf")
         self._suspects: dict[str, float] = {}
-        self._assumed: dict[str, _Assumed] = {}
+        self._assumed = Assumed(clock)
 
     def __len__(self) -> int:
         """Blocks that at least one node holds."""
@@ -109,7 +84,7 @@ class View:
         elif event.kind == "leave":
             self._end(member)
             self._disinherit(member.node)
-            self._assumed.pop(member.node, None)
+            self._assumed.drop(member.node)
 
     def forget(self, gone: Iterable[Membership]) -> None:
         """Forget members whose lease ended, whether or not an event says so.
@@ -122,7 +97,7 @@ class View:
     def suspect(self, node: str) -> None:
         """A connection to ``node`` failed: match nothing on it until its lease has had time."""
         self._suspects[node] = self._clock() + SUSPECT_S
-        self._assumed.pop(node, None)
+        self._assumed.drop(node)
 
     def is_suspect(self, node: str) -> bool:
         """Whether ``node`` failed before our eyes a short while ago."""
@@ -136,35 +111,12 @@ class View:
 
     def assume(self, node: str, chain: Sequence[BlockHash]) -> None:
         """Count ``chain`` as held by ``node`` for a short while: a prompt was just sent there."""
-        now = self._clock()
-        assumed = self._assumed.setdefault(node, _Assumed(now))
-        assumed.turn(now)
-        if len(assumed.young) < MAX_ASSUMED_BLOCKS:
-            assumed.young.update(block[:FIELD_BYTES] for block in chain)
+        self._assumed.add(node, chain)
 
     def leading(self, chain: Sequence[BlockHash]) -> dict[str, int]:
-        """Live nodes to the number of leading blocks of ``chain`` that they hold; no zeros.
-
-        By divide and conquer: a node that holds a block holds all before it (eviction is leaf
-        first), so the nodes that hold block i are among those that hold block i - 1. About
-        log2(blocks) probes for each different length, a microsecond each.
-        """
-        nodes_of, mask = self._nodes_of_bits()
-        found: dict[str, int] = {}
-        spans = [(0, len(chain), mask)] if mask else []
-        while spans:
-            low, high, nodes = spans.pop()  # every one of `nodes` holds the blocks before `low`
-            if low == high:
-                for bit in bits_of(nodes) if low else ():
-                    found[nodes_of[bit]] = max(low, found.get(nodes_of[bit], 0))
-                continue
-            middle = (low + high) // 2
-            here = nodes & self._blocks[chain[middle][:FIELD_BYTES]]
-            if here:
-                spans.append((middle + 1, high, here))
-            if here != nodes:
-                spans.append((low, middle, nodes & ~here))
-        return found
+        """Live nodes to the number of leading blocks of ``chain`` that they hold; no zeros."""
+        names, mask = self._nodes_of_bits()
+        return leading_of(chain, self._blocks.__getitem__, mask, names)
 
     def holders(self, block: BlockHash) -> set[str]:
         """The live nodes that hold the block."""
@@ -173,13 +125,7 @@ class View:
 
     def expected(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Like `leading`, for blocks that a node will hold soon because a prompt was sent there."""
-        now = self._clock()
-        found = {}
-        for node, assumed in self._assumed.items():
-            assumed.turn(now)
-            if (length := _leading(chain, assumed)) > 0:
-                found[node] = length
-        return found
+        return self._assumed.leading(chain)
 
     def _nodes_of_bits(self) -> tuple[Mapping[int, str], int]:
         """Names of the nodes that may match, by their bits; and all those bits."""
@@ -192,8 +138,15 @@ class View:
             self._names = found, sum(found)
         if not self._suspects:
             return self._names
-        found = {bit: node for bit, node in self._names[0].items() if not self.is_suspect(node)}
-        return found, sum(found)
+        names, mask = self._names
+        for node in [n for n in list(self._suspects) if self.is_suspect(n)]:
+            mask &= ~self._bits_of_node(node)
+        return names, mask
+
+    def _bits_of_node(self, node: str) -> int:
+        """The bits of the present and of a former life of a node."""
+        member, inherited = self._members.get(node), self._inherited.get(node)
+        return (self._bits[member] if member else 0) | (inherited[0] if inherited else 0)
 
     def _join(self, member: Membership, before: Membership | None) -> None:
         if before is None:
@@ -202,7 +155,7 @@ class View:
             self._inherit(before)
         else:
             self._end(before)
-            self._assumed.pop(member.node, None)
+            self._assumed.drop(member.node)
         self._members[member.node] = member
         self._bits[member] = self._new_bit()
         self._names = None
@@ -252,24 +205,3 @@ class View:
 def _fields(hashes: Sequence[BlockHash]) -> Sequence[bytes]:
     """What the index keeps of each hash; its events carry no more."""
     return [block[:FIELD_BYTES] for block in hashes]
-
-
-def bits_of(bitmap: int) -> list[int]:
-    """The bits that are set, each as a bitmap."""
-    bits = []
-    while bitmap:
-        bits.append(bitmap & -bitmap)
-        bitmap &= bitmap - 1
-    return bits
-
-
-def _leading(chain: Sequence[BlockHash], assumed: _Assumed) -> int:
-    """Leading blocks in ``assumed``: chains go in whole, so a bisection finds the end."""
-    low, high = 0, len(chain)
-    while low < high:
-        middle = (low + high) // 2
-        if assumed.holds(chain[middle][:FIELD_BYTES]):
-            low = middle + 1
-        else:
-            high = middle
-    return low

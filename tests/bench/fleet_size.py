@@ -20,10 +20,11 @@ from policy_grid import BLOCK_TOKENS, HARDWARE
 from prefixfleet.router.fleet_models import GB, LLAMA_70B
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import summarise
-from prefixfleet.router.simulator import Fleet, Simulation
+from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks
 
-SIZES = (8, 64, 256)
+SIZES = (8, 64, 256, 1000)
 RATE = 10.0
 """Requests a second and node."""
 DOCUMENTS, DOCUMENT_BLOCKS = 64, 3
@@ -91,7 +92,7 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="as every bench; prints JSON anyway")
     options.add_argument("--requests", type=int, default=200, help="of each size")
-    options.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="1000 takes minutes")
+    options.add_argument("--nodes", type=int, nargs="+", default=SIZES, help="of each fleet")
     chosen = options.parse_args()
     sizes = [measured(nodes, chosen.requests) for nodes in chosen.nodes]
     first, last = sizes[0], sizes[-1]

@@ -21,7 +21,8 @@ from prefixfleet.router.policy import choose
 from prefixfleet.router.replay import parser as replay_parser
 from prefixfleet.router.replay import replay
 from prefixfleet.router.replay_client import Sample
-from prefixfleet.router.simulator import Fleet, Served, Simulation
+from prefixfleet.router.simulated_fleet import Fleet, Served
+from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.store.errors import ConfigError
 

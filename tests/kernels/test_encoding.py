@@ -9,7 +9,6 @@ from prefixfleet.kernels.encoding import (
     Codec,
     encoded_bytes,
     is_storable,
-    segments,
 )
 from prefixfleet.kernels.mover import mover_for
 from prefixfleet.kernels.paged import PagedLayout
@@ -212,14 +211,3 @@ def test_8_bits_hold_about_twice_the_tokens(encoding, share):
     _, layout = make_paged("vllm-LBNHC", llama)
 
     assert encoded_bytes(layout, encoding) <= share * layout.block_bytes
-
-
-@pytest.mark.parametrize("encoding", ENCODINGS)
-def test_segments_are_the_payload_page_after_page(encoding):
-    _, layout = make_paged("vllm-LBHNC", SIZES)
-
-    parts = segments(layout, encoding)
-
-    assert len(parts) == len(layout.pages)
-    assert parts[-1][1] == encoded_bytes(layout, encoding)
-    assert all(parts[i][1] == parts[i + 1][0] for i in range(len(parts) - 1))

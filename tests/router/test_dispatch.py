@@ -9,7 +9,8 @@ from indexes import chain_of
 from upstreams import NAMESPACE
 
 from prefixfleet.router.book import Book
-from prefixfleet.router.dispatch import MAX_SOURCES, Dispatcher
+from prefixfleet.router.candidates import MAX_SOURCES
+from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed
 from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt

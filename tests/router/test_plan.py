@@ -8,7 +8,7 @@ from simulated_conversations import BLOCK, conversations
 from prefixfleet.router.kv_size import attention_kind, kv_bytes_per_token, read_config, shape_of
 from prefixfleet.router.plan import main
 from prefixfleet.router.reuse import hit_rates, reuses, working_set
-from prefixfleet.router.simulator import chain_of
+from prefixfleet.router.simulated_fleet import chain_of
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool

@@ -17,7 +17,8 @@ from prefixfleet.router.fleet_models import (
 from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
-from prefixfleet.router.simulator import Fleet, Simulation
+from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulator import Simulation
 
 HARDWARE, _ = PRESETS["8xA800"]
 

@@ -1,16 +1,14 @@
 """The view answers as the index would, and knows some things before it."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixfleet.router.view import (
-    ASSUMED_S,
-    INHERIT_S,
-    MAX_ASSUMED_BLOCKS,
-    SUSPECT_S,
-    View,
-)
+from prefixfleet.router import assumed
+from prefixfleet.router.assumed import ASSUMED_S
+from prefixfleet.router.view import INHERIT_S, LOAD_STEP_BLOCKS, SUSPECT_S, View
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
 A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
@@ -137,6 +135,23 @@ def test_a_snapshot_replaces_everything(view):
     assert len(view) == 5
 
 
+def test_a_big_index_is_taken_in_by_bounded_steps_and_the_old_view_answers_meanwhile(view):
+    """Dynamo 10580: a dump of two million events held the router up for 45 s."""
+    publish(view, A, chain(10))
+    count, sizes = 10 * LOAD_STEP_BLOCKS, []
+    many = [i.to_bytes(16, "big") for i in range(1, count + 1)]
+    holders = {block[-FIELD_BYTES:]: 1 << B.slot for block in many}
+
+    for _ in view.load(Snapshot((A, B, C), holders, "0-1")):
+        sizes.append(len(view._blocks))
+        if len(sizes) <= count // LOAD_STEP_BLOCKS:
+            assert view.leading(chain(10)) == {"a": 10}
+
+    assert len(sizes) == count // LOAD_STEP_BLOCKS + 1
+    assert max(after - before for before, after in pairwise(sizes[:-1])) <= LOAD_STEP_BLOCKS
+    assert len(view) == count
+
+
 def test_a_node_that_left_while_events_were_lost_is_believed_for_a_while(view, clock):
     publish(view, A, chain(10))
     list(load(view, (B, C), {}))
@@ -240,8 +255,30 @@ def test_assumptions_end_with_the_life_of_the_node(view):
         assert view.expected(chain(20)) == {}
 
 
-def test_assumptions_are_bounded(view):
-    for i in range(0, 2 * MAX_ASSUMED_BLOCKS, 10_000):
-        view.assume("a", [(i + k).to_bytes(16) for k in range(10_000)])
+def test_assumptions_are_bounded(view, clock, monkeypatch):
+    monkeypatch.setattr(assumed, "MAX_ASSUMED_BLOCKS", 1_000)
+    for i in range(0, 10_000, 100):
+        clock.now += 0.1
+        view.assume("a", [(i + k).to_bytes(16) for k in range(100)])
 
-    assert len(view._assumed["a"].young) <= MAX_ASSUMED_BLOCKS + 10_000
+    assert len(view._assumed) <= 2 * 1_000
+
+
+def test_what_was_assumed_of_a_node_that_is_gone_is_not_assumed_of_another(view, clock):
+    """Bits are used again, but not while a block may still have them."""
+    for number in range(12):
+        view.assume(f"gone-{number}", chain(20))
+        view.suspect(f"gone-{number}")
+        view.assume("a", chain(5, salt=number + 1))
+        clock.now += ASSUMED_S / 3
+
+        assert view.expected(chain(20)) == {}
+        assert view.expected(chain(5, salt=number + 1)) == {"a": 5}
+    assert view._assumed._bits_made <= 10
+
+
+def test_every_node_is_expected_to_hold_what_it_was_sent(view):
+    for number, node in enumerate("cab"):
+        view.assume(node, chain(10 * (number + 1)))
+
+    assert view.expected(chain(25)) == {"c": 10, "a": 20, "b": 25}

@@ -1,4 +1,4 @@
-"""A small model with random weights that real engines load in a second; it says nothing sensible."""
+"""A small model with random weights that engines load in a second; it says nothing sensible."""
 
 import json
 import shutil

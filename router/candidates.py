@@ -1,0 +1,109 @@
+"""What is known of a prompt on each worker, in the form in which the policy compares it. No I/O."""
+
+import heapq
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec import Struct, structs
+
+from prefixfleet.router.book import Load
+from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, PrefillModel
+from prefixfleet.router.lineup import Links
+from prefixfleet.router.policy import Candidate, Source
+from prefixfleet.router.worker import Worker
+
+MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
+
+
+class Findings(Struct, kw_only=True):
+    """Who has how many leading blocks of one prompt, in one namespace."""
+
+    held: Mapping[str, int]  # by node
+    expected: Mapping[str, int]  # by node: prompts that were sent there just now
+    own: Mapping[str, int]  # by worker: in the engine's own cache
+    sources: Sequence[Source]
+
+    @property
+    def reach(self) -> int:
+        """Blocks that can be had from others, at most."""
+        return self.sources[0].blocks if self.sources else 0
+
+    def hit(self, node: str) -> int:
+        """Blocks that ``node`` holds or will hold."""
+        return max(self.held.get(node, 0), self.expected.get(node, 0))
+
+    def nodes(self) -> Collection[str]:
+        """Nodes that are not like the others."""
+        return self.held.keys() | self.expected.keys()
+
+
+def candidate(
+    worker: Worker,
+    findings: Findings,
+    load: Load,
+    busy_s: float,
+    prefill: PrefillModel,
+    sources: Sequence[Source],
+) -> Candidate:
+    """``worker`` as the policy sees it."""
+    record = worker.record
+    return Candidate(
+        worker=record.worker,
+        node=record.node,
+        hit_blocks=findings.hit(record.node),
+        own_blocks=findings.own.get(record.worker, 0),
+        queued_tokens=load.queued_tokens,
+        queued_requests=load.queued_requests,
+        busy_s=busy_s,
+        prefill=prefill,
+        block_tokens=worker.block_tokens,
+        block_bytes=record.block_bytes,
+        sources=sources,
+    )
+
+
+def longest(held: Mapping[str, tuple[int, int]], waits_s: Mapping[str, float]) -> list[Source]:
+    """Who holds most, the least asked first, as if no link had been measured.
+
+    ``held`` has the epoch and the blocks of each node that can be pulled from, ``waits_s`` the
+    seconds until it has sent what was planned before.
+    """
+    first = heapq.nsmallest(
+        MAX_SOURCES, held, key=lambda node: (-held[node][1], waits_s.get(node, 0.0))
+    )
+    return [
+        Source(
+            node=node,
+            epoch=held[node][0],
+            blocks=held[node][1],
+            link=UNMEASURED,
+            wait_s=waits_s.get(node, 0.0),
+        )
+        for node in first
+    ]
+
+
+def over_links(node: str, links: Links, sources: Sequence[Source]) -> Sequence[Source]:
+    """``sources`` with the links that ``node`` has measured; a node is none for itself.
+
+    The very same ``sources`` where nothing is to be changed: the policy sees by that who is
+    alike.
+    """
+    if links:
+        return [
+            structs.replace(source, link=read_link(links.get(source.node)) or source.link)
+            for source in sources
+            if source.node != node
+        ]
+    if any(source.node == node for source in sources):
+        return [source for source in sources if source.node != node]
+    return sources
+
+
+def read_link(measured: object) -> LinkSpeed | None:
+    """A link as a node's record has it; None for what is none."""
+    if not isinstance(measured, dict):
+        return None
+    speed, setup = measured.get("bytes_per_s"), measured.get("setup_s")
+    if not isinstance(speed, int | float) or not isinstance(setup, int | float) or speed <= 0:
+        return None
+    return LinkSpeed(bytes_per_s=float(speed), setup_s=max(0.0, float(setup)))

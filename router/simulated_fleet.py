@@ -1,0 +1,85 @@
+"""What a simulation is given and what it tells: the fleet, and the fate of each request."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefixfleet.router.fleet_models import Hardware, ModelShape
+from prefixfleet.router.policy import Policy
+from prefixfleet.router.simulated_node import SimulatedNode
+from prefixfleet.router.traces import SharedBlocks
+from prefixfleet.router.worker import Worker
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.eviction import EvictionOrder
+from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.records import NodeRecord, WorkerRecord
+
+NAMESPACE = b"simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """What is simulated. ``blocks_per_node`` slots of ``block_tokens`` tokens each."""
+
+    nodes: int
+    blocks_per_node: int
+    block_tokens: int
+    shape: ModelShape
+    hardware: Hardware
+    policy: Policy
+    unbound: bool = False  # requests wait in the router until their best worker is free
+    ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
+    seed: int = 0
+    order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
+
+    def pool(self, clock: Callable[[], float]) -> SlotPool:
+        """A node's pool, empty."""
+        return SlotPool(self.blocks_per_node, self.order(self.blocks_per_node), clock)
+
+    def worker(self, node: SimulatedNode) -> Worker:
+        """The worker on ``node``."""
+        record = WorkerRecord(
+            worker=f"worker-{node.number}",
+            node=node.member.node,
+            url="",
+            model="simulated",
+            model_path="",
+            namespace={},
+            block_bytes=self.block_tokens * self.shape.kv_bytes_per_token,
+            max_model_tokens=1 << 30,
+            prefill_tokens_per_s=1.0,
+        )
+        return Worker(record, None, NAMESPACE, self.block_tokens)  # type: ignore[arg-type]
+
+    def records(self, nodes: list[SimulatedNode]) -> dict[str, NodeRecord]:
+        """What the nodes tell of themselves: every link is as fast as the hardware has it."""
+        hardware = self.hardware
+        speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
+        links = {"links": {node.member.node: speed for node in nodes}}
+        names = [node.member.node for node in nodes]
+        return {name: NodeRecord(node=name, host="", stats=links) for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request's fate. ``ttft_s`` is infinite when it was refused."""
+
+    at_s: float
+    node: int
+    tokens: int
+    local_tokens: int
+    pulled_tokens: int
+    ttft_s: float
+    estimate_s: float
+
+    @property
+    def refused(self) -> bool:
+        """Whether it was turned away."""
+        return math.isinf(self.ttft_s)
+
+
+def chain_of(prompt: SharedBlocks) -> list[BlockHash]:
+    """Block hashes of the prompt's full blocks: the trace's ids, since they name prefixes too."""
+    full = prompt.tokens // prompt.block_tokens
+    return [block.to_bytes(8, "big") + bytes(8) for block in prompt.ids[:full]]

@@ -1,0 +1,60 @@
+"""One node of a simulated fleet: its real pool and books, its modelled engine and link."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefixfleet.router.view import View
+from prefixfleet.store.admission import ASKED_BLOCKS, make_room
+from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.index import IndexEvent, Membership
+from prefixfleet.store.pool import SlotPool
+
+
+@dataclass(slots=True)
+class SimulatedNode:
+    """Owned by its simulation. ``busy_until`` and ``sending_until`` are simulated seconds."""
+
+    number: int
+    member: Membership
+    pool: SlotPool
+    busy_until: float = 0.0
+    sending_until: float = 0.0
+
+    def compute(self, ready_s: float, seconds: float) -> float:
+        """When a prefill of ``seconds`` ends: one at a time, this one not before ``ready_s``."""
+        self.busy_until = max(self.busy_until, ready_s) + seconds
+        return self.busy_until
+
+    def send(self, ready_s: float, setup_s: float, seconds: float) -> float:
+        """When what is sent has arrived: one after the other, this not before ``ready_s``."""
+        self.sending_until = max(ready_s, self.sending_until) + setup_s + seconds
+        return self.sending_until
+
+    def store(self, chain: list[BlockHash], view: View) -> tuple[BlockHash, ...]:
+        """Keep the chain of a prompt that was computed here; the blocks that are new.
+
+        What must go for it is gone from ``view`` at once.
+        """
+        self.pool.observe(chain)
+        with self.pool.pin(chain) as here:
+            missing = self._admit(chain, len(here.hashes), view)
+            parent = here.hashes[-1] if here.hashes else b""
+            with self.pool.reserve(parent, missing) as reservation:
+                return tuple(block for block in missing if reservation.commit(block))
+
+    def _admit(self, chain: list[BlockHash], held: int, view: View) -> list[BlockHash]:
+        """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
+        pool, missing = self.pool, chain[held:]
+        if pool.free_slots < len(missing):
+            others = {b: view.holders(b) - {self.member.node} for b in pool.soon(ASKED_BLOCKS)}
+            pool.note_copies({block: len(nodes) for block, nodes in others.items()})
+        room = make_room(pool, missing, held)
+        view.apply(IndexEvent("withdraw", self.member, room.victims.hashes))
+        pool.free(room.victims)
+        return missing[: room.blocks]
+
+    def restart(self, pool: Callable[[], SlotPool], view: View) -> None:
+        """Lose every block and join anew."""
+        self.member = Membership(self.member.node, self.member.epoch + 1, self.member.slot)
+        view.apply(IndexEvent("join", self.member))
+        self.pool = pool()

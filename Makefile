@@ -1,7 +1,7 @@
 # setup  makes .venv            demo   shows the main job on this machine
 # test   checks and all tests   check  format, lint, types, layers only
 # bench  prints the figures     clean  removes what setup made
-# chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds    soak  breaks nothing: is all flat?
+# chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds, REAL=n real engines    soak  breaks nothing: is all flat?
 # fuzz   feeds every parser for long; with atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
@@ -33,8 +33,9 @@ bench: setup
 
 SEED ?= 1
 CHAOS_S ?= 60
+REAL ?= 0
 chaos: setup
-	$(PY) tests/chaos/run.py --seed $(SEED) --seconds $(CHAOS_S)
+	$(PY) tests/chaos/run.py --seed $(SEED) --seconds $(CHAOS_S) --real $(REAL)
 
 SOAK_S ?= 600
 soak: setup

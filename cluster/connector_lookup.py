@@ -20,8 +20,9 @@ from prefixfleet.store.records import PullPlan
 LOCAL_BUDGET_S = 0.25
 """For a lookup without a pull; the daemon answers in a millisecond."""
 MAX_PULL_S = 60.0
-GRACE_S = 0.25
-"""How much later than its budget the daemon's answer may come."""
+GRACE_S = 1.0
+"""How much later than its budget the daemon's answer may come. Later ends the connection and all
+that it holds, so a machine that is merely busy must stay below it."""
 TELL_S = 5.0
 IDLE_WAIT_S = 0.001
 """Once a step, when the engine has nothing else to do than wait for a lookup."""

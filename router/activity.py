@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.hot_prefixes import HotPrefixes
+from prefixfleet.router.policy import Decision
+from prefixfleet.store.chain import BlockHash
 
 KEPT_DECISIONS = 500
 BUCKET_S = 5.0
@@ -47,6 +49,45 @@ class Seen:
     ttft_s: float | None = None
 
 
+@dataclass(slots=True)
+class _Sent:
+    """What `Seen` is made of, for the few requests that somebody looks at."""
+
+    id: str
+    at: float
+    route: str
+    tokens: int
+    node: str
+    decision: Decision
+    blocks: int
+    prefix: BlockHash
+    cold_s: float
+    local: int
+    pulled: int
+    ttft_s: float | None = None
+
+    def seen(self) -> Seen:
+        decision = self.decision
+        return Seen(
+            id=self.id,
+            at=self.at,
+            route=self.route,
+            node=self.node,
+            tokens=self.tokens,
+            local=self.local,
+            pulled=self.pulled,
+            source=decision.source.node if decision.source else "",
+            queue_s=decision.queue_s,
+            pull_s=decision.pull_s,
+            prefill_s=decision.prefill_s,
+            estimate_s=decision.total_s,
+            cold_s=decision.queue_s + self.cold_s,
+            reason=reason(decision, self.blocks),
+            prefix=self.prefix.hex()[:12],
+            ttft_s=self.ttft_s,
+        )
+
+
 @dataclass(slots=True, eq=False)
 class Watcher:
     """One reader's queue. Owned by the task that reads it."""
@@ -68,7 +109,7 @@ class Activity:
     def __init__(self, clock: Callable[[], float], wall: Callable[[], float]) -> None:
         self._clock = clock
         self._wall = wall
-        self._seen: dict[str, Seen] = {}
+        self._sent: dict[str, _Sent] = {}
         self._buckets: deque[dict[str, float]] = deque(maxlen=KEPT_BUCKETS)
         self._watchers: set[Watcher] = set()
         self.prefixes = HotPrefixes()
@@ -82,37 +123,32 @@ class Activity:
 
     def sent(self, request: str, route: str, tokens: int, to: Dispatched, cold_s: float) -> None:
         """A decision was taken; a request that is sent again takes the place of its first try."""
-        decision, block_tokens = to.decision, to.worker.block_tokens
-        seen = Seen(
-            id=request,
-            at=self._wall(),
-            route=route,
-            node=to.worker.record.node,
-            tokens=tokens,
-            local=decision.hit_blocks * block_tokens,
-            pulled=decision.pull_blocks * block_tokens,
-            source=decision.source.node if decision.source else "",
-            queue_s=decision.queue_s,
-            pull_s=decision.pull_s,
-            prefill_s=decision.prefill_s,
-            estimate_s=decision.total_s,
-            cold_s=decision.queue_s + cold_s,
-            reason=reason(to),
-            prefix=to.chain[0].hex()[:12] if to.chain else "",
-        )
-        if request not in self._seen:
+        block_tokens = to.worker.block_tokens
+        if request not in self._sent:
             self.requests += 1
             self.prefixes.note(to.chain, block_tokens, self._clock())
-        self._seen[request] = seen
-        if len(self._seen) > KEPT_DECISIONS:
-            del self._seen[next(iter(self._seen))]
-        self._tell(seen)
+        self._sent[request] = sent = _Sent(
+            request,
+            self._wall(),
+            route,
+            tokens,
+            to.worker.record.node,
+            to.decision,
+            len(to.chain),
+            to.chain[0] if to.chain else b"",
+            cold_s,
+            to.decision.hit_blocks * block_tokens,
+            to.decision.pull_blocks * block_tokens,
+        )
+        if len(self._sent) > KEPT_DECISIONS:
+            del self._sent[next(iter(self._sent))]
+        self._tell(sent)
 
     def first_byte(self, request: str, ttft_s: float) -> None:
         """The first token of a streamed answer came ``ttft_s`` after the request was sent on."""
-        if seen := self._seen.get(request):
-            seen.ttft_s = ttft_s
-            self._tell(seen)
+        if sent := self._sent.get(request):
+            sent.ttft_s = ttft_s
+            self._tell(sent)
 
     def ended(self, request: str, local: int, pulled: int, computed: int) -> None:
         """Where the tokens of an answered prompt came from."""
@@ -121,13 +157,13 @@ class Activity:
             self.tokens[origin] += count
             bucket[origin] += count
         bucket["requests"] += 1
-        if seen := self._seen.get(request):
-            seen.local, seen.pulled = local, pulled
-            self._tell(seen)
+        if sent := self._sent.get(request):
+            sent.local, sent.pulled = local, pulled
+            self._tell(sent)
 
     def decisions(self) -> list[Seen]:
         """The last ones, oldest first."""
-        return list(self._seen.values())
+        return [sent.seen() for sent in self._sent.values()]
 
     def series(self) -> list[dict[str, float]]:
         """Requests and tokens by origin in each `BUCKET_S` that had any; ``at`` is its start."""
@@ -149,17 +185,18 @@ class Activity:
             self._buckets.append({"at": start, "requests": 0, **dict.fromkeys(ORIGINS, 0)})
         return self._buckets[-1]
 
-    def _tell(self, seen: Seen) -> None:
-        for watcher in self._watchers:
-            watcher.tell(seen)
+    def _tell(self, sent: _Sent) -> None:
+        if self._watchers:
+            seen = sent.seen()
+            for watcher in self._watchers:
+                watcher.tell(seen)
 
 
-def reason(to: Dispatched) -> str:
-    """Why this worker, in words: the terms of the estimate that won."""
-    decision = to.decision
+def reason(decision: Decision, blocks: int) -> str:
+    """Why this worker, in words: the terms of the estimate that won, for a prompt of ``blocks``."""
     words = [f"least estimate, {decision.total_s:.3f} s"]
     if decision.hit_blocks:
-        words.append(f"{decision.hit_blocks} of {len(to.chain)} blocks are there")
+        words.append(f"{decision.hit_blocks} of {blocks} blocks are there")
     if decision.source:
         words.append(
             f"{decision.pull_blocks} from {decision.source.node} in {decision.pull_s:.3f} s, "

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from multidict import CIMultiDict
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
@@ -15,6 +14,7 @@ from prefixfleet.router.client import AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refusal, refuse
+from prefixfleet.router.headers import AnswerHeaders
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
@@ -76,8 +76,15 @@ async def _serve_plain(router: Router, client: LaneClient, route: Route) -> None
     try:
         status = await _guarded_plain(router, client, route)
     finally:
-        router.in_flight -= 1
-        router.metrics.labelled(router.metrics.requests, route.path, f"{status}").inc()
+        _ended(router, route.path, status)
+
+
+def _ended(router: Router, route: str, status: int) -> None:
+    router.in_flight -= 1
+    metrics = router.metrics
+    router.afterwards.note(metrics.labelled(metrics.requests, route, f"{status}").inc)
+    if not router.in_flight:
+        router.afterwards.catch_up()
 
 
 async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> int:
@@ -94,7 +101,7 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
         client.hang_up()
         return error.status
     headers, body = refusal(error, anthropic=_is_anthropic(route.path))
-    client.answer(error.status, CIMultiDict(headers), body)
+    client.answer(error.status, AnswerHeaders(headers), body)
     return error.status
 
 
@@ -127,8 +134,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         status = response.status
         return response
     finally:
-        router.in_flight -= 1
-        router.metrics.requests.labels(name, f"{status}").inc()
+        _ended(router, name, status)
 
 
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 from prefixfleet.router.errors import TooSlow
+from prefixfleet.router.headers import AnswerHeaders, worker_lines
 from prefixfleet.router.inflate import inflate
 from prefixfleet.router.upstream import Answer
 
@@ -36,11 +36,15 @@ class Client(Protocol):
         """The whole body, unpacked. Raises `Refusal`."""
         ...
 
-    def answer(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def worker_lines(self, with_key: bool) -> str:
+        """See `headers.worker_lines`."""
+        ...
+
+    def answer(self, status: int, headers: AnswerHeaders, body: bytes) -> None:
         """The whole answer at once."""
         ...
 
-    async def begin(self, answer: Answer, headers: CIMultiDict[str]) -> None:
+    async def begin(self, answer: Answer, headers: AnswerHeaders) -> None:
         """Status, headers and first bytes of an answer that is passed on as it comes."""
         ...
 
@@ -88,13 +92,17 @@ class AnyClient:
             raise TooSlow(f"the body did not arrive within {BODY_S:g} s") from None
         return inflate(raw, self.headers.get("Content-Encoding", ""), self._max_bytes)
 
-    def answer(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def worker_lines(self, with_key: bool) -> str:
         """See `Client`."""
-        self.response = web.Response(status=status, headers=headers, body=body)
+        return worker_lines(self.headers, with_key=with_key)
 
-    async def begin(self, answer: Answer, headers: CIMultiDict[str]) -> None:
+    def answer(self, status: int, headers: AnswerHeaders, body: bytes) -> None:
         """See `Client`."""
-        self.response = web.StreamResponse(status=answer.status, headers=headers)
+        self.response = web.Response(status=status, headers=headers.fields(), body=body)
+
+    async def begin(self, answer: Answer, headers: AnswerHeaders) -> None:
+        """See `Client`."""
+        self.response = web.StreamResponse(status=answer.status, headers=headers.fields())
         await self.response.prepare(self._request)
         await self.response.write(answer.first)
         self.last = answer.first

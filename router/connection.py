@@ -59,13 +59,13 @@ class Connection(asyncio.Protocol):
         self._heard_s = self._loop.time()
         if not self._failure:
             self._transport.write(request)
-            self._watch = self._loop.call_later(self._silence_s, self._look_at_silence)
+            if self._watch is None:  # that of a request before looks after this one too
+                self._watch = self._loop.call_later(self._silence_s, self._look_at_silence)
 
     def rest(self) -> None:
         """The answer is complete: the connection is idle now."""
         self._asked = False
         self.idle_since_s = self._loop.time()
-        self._stop_watching()
 
     async def head(self) -> Head:
         """Status and headers. Raises `ConnectionClosed`."""
@@ -210,6 +210,9 @@ class Connection(asyncio.Protocol):
             self._waiter = None
 
     def _look_at_silence(self) -> None:
+        self._watch = None
+        if not self._asked:
+            return
         silent_s = self._loop.time() - self._heard_s
         if silent_s >= self._silence_s and not self._paused:
             self.timed_out = True

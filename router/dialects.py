@@ -6,8 +6,9 @@ stored responses, images, thinking) raises `NotText` and is routed by load.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from prefixfleet.router.body import Body
 from prefixfleet.router.messages import ATTRIBUTION, NotText
@@ -16,8 +17,7 @@ _RESERVED = {"chat_template", "tokenize", "tools", "messages", "conversation", "
 _INPUT_TEXT = {"input_text", "text"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Chat:
+class Chat(Struct, frozen=True, kw_only=True):
     """What is rendered: messages, tools and the template's variables."""
 
     messages: Sequence[object]
@@ -69,15 +69,15 @@ def anthropic_messages(body: Body) -> Chat:
 def _variables(body: Body, own: dict[str, Any]) -> dict[str, Any]:
     """The template's variables; the request's own fields win over ``chat_template_kwargs``."""
     given = body.get("chat_template_kwargs", dict[str, Any]) or {}
-    if _RESERVED & given.keys():
+    if given and _RESERVED & given.keys():
         raise NotText("chat_template_kwargs overrides the request")
     return given | {name: value for name, value in own.items() if value not in (None, "auto")}
 
 
 def _effort(body: Body, effort: object) -> dict[str, Any]:
-    given = body.get("chat_template_kwargs", dict[str, Any]) or {}
     if not isinstance(effort, str):
         return {}
+    given = body.get("chat_template_kwargs", dict[str, Any]) or {}
     thinking = {} if "enable_thinking" in given else {"enable_thinking": effort != "none"}
     return {"reasoning_effort": effort, **thinking}
 

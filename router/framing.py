@@ -5,16 +5,22 @@ plainly right raises `BadFraming`; nothing is repaired.
 """
 
 import re
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
-from multidict import CIMultiDict
+from msgspec import Struct, structs
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from prefixfleet.router.headers import Passing
 
 MAX_HEAD_BYTES = 64 * 1024
 _MAX_LINE_BYTES = 4 * 1024
 _STATUS = re.compile("[1-5][0-9]{2}", re.ASCII)
 _NAME = re.compile(r'[^\x00-\x20\x7f()<>@,;:\\"/\[\]?={}]+')  # RFC 9110's tokens, and other letters
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+_LENGTH = b"\r\ncontent-length:"
+_DIGITS = re.compile(b"[0-9]{1,18}")
+KNOWN_HEADS = 256  # but for the length of the body, an engine's heads are alike for a second
 _HEX = re.compile(b"[0-9a-fA-F]{1,15}")
 
 
@@ -22,13 +28,17 @@ class BadFraming(Exception):
     """The bytes are no HTTP/1.1 answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Status line and headers."""
+class Head(Struct, frozen=True):
+    """Status line and headers, without that of the body's ``length`` where it is one number.
+
+    ``passing`` is what of them goes on to a client.
+    """
 
     status: int
-    headers: CIMultiDict[str]
+    headers: CIMultiDictProxy[str]
     keep_alive: bool
+    passing: Passing
+    length: int | None = None
 
 
 class Framing(Protocol):
@@ -47,6 +57,19 @@ class Framing(Protocol):
 
 def parse_head(raw: bytes) -> Head:
     """The head in ``raw``, which ends before its empty line."""
+    at = raw.lower().find(_LENGTH)
+    if at < 0:
+        return _known_head(raw)
+    stop = raw.find(b"\r\n", at + 2)
+    stop = len(raw) if stop < 0 else stop
+    length = raw[at + len(_LENGTH) : stop].strip()
+    if not _DIGITS.fullmatch(length):
+        return _known_head(raw)  # which is no head at all, or `framing_of` says so
+    return structs.replace(_known_head(raw[:at] + raw[stop:]), length=int(length))
+
+
+@lru_cache(KNOWN_HEADS)
+def _known_head(raw: bytes) -> Head:
     lines = raw.decode("utf-8", "replace").split("\r\n")
     version, _, rest = lines[0].partition(" ")
     code, _, _ = rest.partition(" ")
@@ -60,7 +83,7 @@ def parse_head(raw: bytes) -> Head:
         headers.add(name, value.strip())
     options = headers.get("Connection", "").lower()
     keep_alive = "close" not in options and (version == "HTTP/1.1" or "keep-alive" in options)
-    return Head(int(code), headers, keep_alive)
+    return Head(int(code), CIMultiDictProxy(headers), keep_alive, Passing(headers))
 
 
 def framing_of(head: Head) -> Framing:
@@ -68,16 +91,14 @@ def framing_of(head: Head) -> Framing:
     if head.status in (204, 304):
         return Length(0)
     coding = head.headers.get("Transfer-Encoding")
+    lengths = head.headers.getall("Content-Length", [])  # what is odd, or said again
     if coding is not None:
-        if coding.lower() != "chunked" or "Content-Length" in head.headers:
+        if coding.lower() != "chunked" or head.length is not None or lengths:
             raise BadFraming(f"Transfer-Encoding {coding!r:.40}")
         return Chunked()
-    lengths = head.headers.getall("Content-Length", [])
-    if not lengths:
-        return UntilClose()
-    if len(set(lengths)) != 1 or not (lengths[0].isascii() and lengths[0].isdigit()):
-        raise BadFraming(f"Content-Length {lengths!r:.40}")
-    return Length(int(lengths[0]))
+    if any(length != str(head.length) for length in lengths):
+        raise BadFraming(f"Content-Length {[head.length, *lengths]!r:.40}")
+    return UntilClose() if head.length is None else Length(head.length)
 
 
 class Length:

@@ -29,22 +29,25 @@ _HOP_BY_HOP = {
 # The router decodes bodies and sets their length itself; it reads answers, so they stay plain
 _OF_THE_REQUEST = {"host", "content-length", "content-encoding", "accept-encoding", "expect"}
 _KEY_HEADERS = {"authorization", "x-api-key"}
-_OF_THE_ANSWER = {"date", "server"}
+_OF_THE_ANSWER = {"date", "server", "content-length"}
 
 
-def to_worker(
-    headers: Mapping[str, str], request: str, *, with_key: bool = True
-) -> CIMultiDict[str]:
-    """Headers of the upstream request: the client's, without what is ours or of one hop.
+def worker_lines(headers: Mapping[str, str], *, with_key: bool) -> str:
+    """Lines of the upstream request: the client's headers, without what is ours or of one hop.
 
     The API key passes on ``with_key``: where it is the router's own, no engine needs to see it.
-    A client's own ``X-Request-Id`` stays, else it is ``request``.
     """
     dropped = _OF_THE_REQUEST if with_key else _OF_THE_REQUEST | _KEY_HEADERS
-    kept = CIMultiDict(_kept(headers, dropped))
-    kept["Accept-Encoding"] = "identity"
-    kept.setdefault("X-Request-Id", request)
-    return kept
+    return lines_of([*_kept(headers, dropped), ("Accept-Encoding", "identity")])
+
+
+def lines_of(fields: Iterable[tuple[str, str]]) -> str:
+    """Lines of a head, each with its end. Raises `ValueError` for a value that would end its own
+    line: what follows would be a header."""
+    lines = [f"{name}: {value}" for name, value in fields]
+    if any("\n" in line or "\r" in line for line in lines):
+        raise ValueError("a header holds the end of a line")
+    return "".join([f"{line}\r\n" for line in lines])
 
 
 def deadline_of(headers: Mapping[str, str]) -> float:
@@ -67,11 +70,43 @@ def keep_of(headers: Mapping[str, str]) -> float:
     return float(text)
 
 
-def to_client(headers: Mapping[str, str], ours: Mapping[str, str]) -> CIMultiDict[str]:
-    """Headers of the answer: the worker's, without those of one hop, and ours."""
-    kept = CIMultiDict(_kept(headers, _OF_THE_ANSWER))
-    kept.update(ours)
-    return kept
+class AnswerHeaders:
+    """Headers of an answer to a client: those of its worker that pass, and ours.
+
+    ``passing`` has their lines too, made once for all answers with the same head; ``length`` is of
+    the body, where it is known before it has come.
+    """
+
+    __slots__ = ("_ours", "_passing", "length")
+
+    def __init__(
+        self, ours: Mapping[str, str], passing: "Passing | None" = None, length: int | None = None
+    ) -> None:
+        self._ours = ours
+        self._passing = passing or NOTHING
+        self.length = length
+
+    def lines(self) -> str:
+        """See `lines_of`."""
+        return self._passing.lines + lines_of(self._ours.items())
+
+    def fields(self) -> CIMultiDict[str]:
+        """The same for aiohttp, with the length."""
+        made = CIMultiDict(self._passing.fields)
+        made.update(self._ours)
+        if self.length is not None:
+            made["Content-Length"] = str(self.length)
+        return made
+
+
+class Passing:
+    """A worker's headers without those of one hop, the length, and what the router says itself."""
+
+    __slots__ = ("fields", "lines")
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        self.fields = list(_kept(headers, _OF_THE_ANSWER))
+        self.lines = lines_of(self.fields)
 
 
 def _kept(headers: Mapping[str, str], dropped: set[str]) -> Iterable[tuple[str, str]]:
@@ -81,3 +116,6 @@ def _kept(headers: Mapping[str, str], dropped: set[str]) -> Iterable[tuple[str, 
         lower = name.lower()
         if lower not in out and not lower.startswith(OURS):
             yield name, value
+
+
+NOTHING = Passing({})

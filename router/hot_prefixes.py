@@ -14,6 +14,7 @@ from prefixfleet.store.chain import BlockHash
 
 MAX_ENTRIES = 4_096
 HALF_LIFE_S = 300.0
+MAX_HALF_LIVES = 500.0  # then weights start again from 1, or they would be too big for a float
 MAX_SHOWN = 40
 SHOWN_CHARACTERS = 12
 
@@ -22,13 +23,8 @@ SHOWN_CHARACTERS = 12
 class _Entry:
     parent: BlockHash
     tokens: int
-    heat: float
-    at_s: float
+    heat: float = 0.0  # requests, each by the weight that a request had at its time
     requests: int = 0
-
-    def cool(self, now: float) -> float:
-        """Requests of late: each counts half after `HALF_LIFE_S`."""
-        return float(self.heat * 0.5 ** ((now - self.at_s) / HALF_LIFE_S))
 
 
 class HotPrefixes:
@@ -36,30 +32,45 @@ class HotPrefixes:
 
     def __init__(self) -> None:
         self._entries: OrderedDict[BlockHash, _Entry] = OrderedDict()
+        self._start_s: float | None = None
 
     def note(self, chain: Sequence[BlockHash], block_tokens: int, now: float) -> None:
         """A request with this prefix was sent."""
+        weight, entries = self._weight(now), self._entries
         parent, path, length = b"", [], 1
         while length <= len(chain):
             block = chain[length - 1]
-            entry = self._entries.setdefault(
-                block, _Entry(parent, length * block_tokens, heat=0.0, at_s=now)
-            )
-            entry.heat, entry.at_s = entry.cool(now) + 1, now
+            entry = entries.get(block)
+            if entry is None:
+                entry = entries[block] = _Entry(parent, length * block_tokens)
+            entry.heat += weight
             entry.requests += 1
             path.append(block)
             parent, length = block, 2 * length
         for block in reversed(path):  # children grow old before their parents
-            self._entries.move_to_end(block)
-        while len(self._entries) > MAX_ENTRIES:
-            self._entries.popitem(last=False)
+            entries.move_to_end(block)
+        while len(entries) > MAX_ENTRIES:
+            entries.popitem(last=False)
+
+    def _weight(self, now: float) -> float:
+        """What a request counts now: twice as much every `HALF_LIFE_S`, so that nothing need be
+        cooled where it stands."""
+        if self._start_s is None:
+            self._start_s = now
+        half_lives = (now - self._start_s) / HALF_LIFE_S
+        if half_lives > MAX_HALF_LIVES:
+            for entry in self._entries.values():
+                entry.heat *= 0.5**half_lives
+            self._start_s, half_lives = now, 0.0
+        return float(2.0**half_lives)
 
     def tree(self, now: float) -> list[dict[str, Any]]:
         """The hottest prefixes that more than one request had, those that continue one inside it.
 
         An entry is ``{"prefix", "tokens", "requests", "heat", "children"}``.
         """
-        shared = [(e.cool(now), b) for b, e in self._entries.items() if e.requests > 1]
+        weight = self._weight(now)
+        shared = [(e.heat / weight, b) for b, e in self._entries.items() if e.requests > 1]
         hottest = {block: heat for heat, block in sorted(shared, reverse=True)[:MAX_SHOWN]}
         made = {block: self._shown(block, heat) for block, heat in hottest.items()}
         roots: list[dict[str, Any]] = []

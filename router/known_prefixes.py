@@ -5,15 +5,17 @@ tokens, leftmost and longest, then normalises and encodes each piece on its own.
 before such a place depend on nothing behind it, and the rest encodes alone as it would in the
 whole. That holds for tokens that are matched in the raw text, take no white space from the left,
 and are part of no other added token; a tokenizer with tokens that look at whole words has none.
+The pieces between such places form a tree, in which texts that begin alike share a path; pieces
+are compared by their text, so no two are ever taken for each other.
 """
 
-import hashlib
 import re
-import secrets
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
+from operator import add
 from threading import Lock
 
 from tokenizers import AddedToken
@@ -21,7 +23,11 @@ from tokenizers import AddedToken
 from prefixfleet.store.chain import BlockHash, extend_chain
 
 MAX_KNOWN_TOKENS = 4_000_000
-"""Of one model: 16 MB of token ids and as much of hashes."""
+"""Of one model: 16 MB of token ids, as much of hashes, and as much of text."""
+MAX_SHORT_PIECES = 4_096
+SHORT_CHARACTERS = 64
+"""Pieces up to this length are remembered wherever they stand: those that a template puts around
+every message."""
 MIN_CHARACTERS = 400
 """A shorter text is tokenised in less time than it takes to look it up."""
 
@@ -55,12 +61,17 @@ class Rendered:
         return Rendered(token_ids, chains)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A cut: where its special token starts and ends, and the key of the text up to that end."""
+_Key = tuple[int | str, str]
+"""Of a place: that of the place before it, or the owner where a text begins; and the piece."""
 
-    start: int
-    key: bytes
+
+@dataclass(slots=True, eq=False)
+class _Place:
+    """The end of a piece: its number, the newest prompt that has all before it, and their count."""
+
+    number: int
+    rendered: Rendered
+    tokens: int
 
 
 class KnownPrefixes:
@@ -69,12 +80,16 @@ class KnownPrefixes:
     def __init__(self, added: Mapping[int, AddedToken]) -> None:
         cuts = _cuts_of(added)
         self._cuts, self._cut_ids = frozenset(cuts.values()), frozenset(cuts)
-        self._pattern = _pattern_of(added) if cuts else None
-        self._secret = secrets.token_bytes(16)  # nobody outside can make two texts collide
+        self._cut_texts = tuple(self._cuts)
+        raw = {token.content for token in added.values() if not token.normalized}
+        self._all_cut = raw == self._cuts
+        self._pattern = _pattern_of(raw) if cuts else None
         self._lock = Lock()
-        self._places: dict[bytes, tuple[Rendered, int]] = {}
-        self._age: OrderedDict[int, tuple[Rendered, list[bytes]]] = OrderedDict()
+        self._numbers = count()
+        self._places: dict[_Key, _Place] = {}
+        self._age: OrderedDict[int, tuple[Rendered, list[_Key]]] = OrderedDict()
         self._tokens = 0
+        self._short: dict[tuple[str, str], Sequence[int]] = {}
 
     def __len__(self) -> int:
         """Tokens remembered."""
@@ -90,55 +105,128 @@ class KnownPrefixes:
         """
         if self._pattern is None or len(text) < MIN_CHARACTERS:
             return Rendered(encode(text))
-        places = self._places_in(text, owner)
-        at, known, count = self._longest(places)
-        if known is None:
-            rendered = Rendered(array("I", encode(text)))
+        pieces = self._pieces_of(text)
+        with self._lock:
+            keys, path = self._path(pieces, owner)
+            if len(path) == len(pieces) and (whole := self._again(path)):
+                return whole
+        new = pieces[len(path) :]
+        ids, ends = self._encoded(new, encode, owner)
+        if path:
+            rendered = path[-1].rendered.continued(path[-1].tokens, ids)
         else:
-            rendered = known.continued(count, encode(text[places[at].start :]))
-        self._remember(rendered, places, at, count)
+            rendered = Rendered(array("I", ids))
+        if ends is not None:
+            with self._lock:
+                self._remember(rendered, owner, keys, path, zip(new, ends, strict=True))
         return rendered
 
-    def _places_in(self, text: str, owner: str) -> list[_Place]:
+    def _pieces_of(self, text: str) -> list[str]:
+        """The text in pieces, each but the first beginning with a token that may be cut at."""
         assert self._pattern is not None
-        state = hashlib.blake2b(owner.encode() + b"\0", key=self._secret, digest_size=16)
-        places, done = [], 0
-        for match in self._pattern.finditer(text):
-            if match.group() in self._cuts:
-                state.update(text[done : match.end()].encode("utf-8", "surrogatepass"))
-                done = match.end()
-                places.append(_Place(match.start(), state.digest()))
-        return places
+        cuts = self._cuts
+        if self._all_cut:
+            first, *others = self._pattern.split(text)
+            pieces = list(map(add, others[::2], others[1::2]))
+            return [first, *pieces] if first or not pieces else pieces
+        starts = [match.start() for match in self._pattern.finditer(text) if match[0] in cuts]
+        if not starts or starts[0]:
+            starts.insert(0, 0)
+        ends = [*starts[1:], len(text)]
+        return [text[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def _longest(self, places: Sequence[_Place]) -> tuple[int, Rendered | None, int]:
-        with self._lock:
-            for at in range(len(places) - 1, -1, -1):
-                if found := self._places.get(places[at].key):
-                    return at, *found
-        return 0, None, 0
+    def _path(self, pieces: Sequence[str], owner: str) -> tuple[list[_Key], list[_Place]]:
+        """The places from the beginning on that are known, and their keys."""
+        at: int | str = owner
+        keys: list[_Key] = []
+        path: list[_Place] = []
+        for piece in pieces:
+            key = (at, piece)
+            place = self._places.get(key)
+            if place is None:
+                break
+            keys.append(key)
+            path.append(place)
+            at = place.number
+        return keys, path
 
-    def _remember(self, rendered: Rendered, places: Sequence[_Place], at: int, count: int) -> None:
-        ids = rendered.token_ids
-        counts = [i for i in range(count, len(ids)) if ids[i] in self._cut_ids]
-        new = places[at:]
-        if len(counts) != len(new):
-            return  # the tokenizer splits otherwise than we think: never build on this text
-        with self._lock:
-            for place in places[:at]:  # the newest prompt stands for all that it shares
-                if found := self._places.get(place.key):
-                    self._places[place.key] = (rendered, found[1])
-            for place, before in zip(new, counts, strict=True):
-                self._places[place.key] = (rendered, before)
-            self._age[id(rendered)] = (rendered, [place.key for place in places])
-            self._tokens += len(ids)
-            while self._tokens > MAX_KNOWN_TOKENS:
-                self._forget_oldest()
+    def _again(self, path: Sequence[_Place]) -> Rendered | None:
+        """The very prompt that ends with ``path``, if it is the newest of those that begin so."""
+        rendered = path[-1].rendered
+        if len(rendered.token_ids) != path[-1].tokens or id(rendered) not in self._age:
+            return None
+        self._age.move_to_end(id(rendered))
+        for place in path:
+            place.rendered = rendered
+        return rendered
+
+    def _encoded(
+        self, pieces: Sequence[str], encode: Callable[[str], Sequence[int]], owner: str
+    ) -> tuple[list[int], list[int] | None]:
+        """Ids of ``pieces``, and their number up to the end of each piece; None instead of these
+        if the tokenizer splits otherwise than we think: then nothing is built on this text."""
+        closing: list[Sequence[int]] = []
+        while len(closing) < len(pieces):
+            known = self._short.get((owner, pieces[-1 - len(closing)]))
+            if known is None:
+                break
+            closing.append(known)
+        rest = pieces[: len(pieces) - len(closing)]
+        ids = list(encode("".join(rest))) if rest else []
+        starts = [number for number, token in enumerate(ids) if token in self._cut_ids]
+        if rest and rest[0] and not (starts and starts[0] == 0):
+            starts.insert(0, 0)  # the beginning of a text that begins with no such token
+        ends = [*starts[1:], len(ids)] if starts else []
+        whole = len(ends) == len(rest)
+        if whole:
+            self._note_short(rest, ids, ends, owner)
+        for known in reversed(closing):
+            ids += known
+            ends.append(len(ids))
+        return ids, ends if whole else None
+
+    def _note_short(
+        self, pieces: Sequence[str], ids: Sequence[int], ends: Sequence[int], owner: str
+    ) -> None:
+        start = 0
+        for piece, end in zip(pieces, ends, strict=True):
+            if len(piece) <= SHORT_CHARACTERS and piece.startswith(self._cut_texts):
+                if len(self._short) >= MAX_SHORT_PIECES:
+                    self._short = {}
+                self._short[owner, piece] = ids[start:end]
+            start = end
+
+    def _remember(
+        self,
+        rendered: Rendered,
+        owner: str,
+        keys: list[_Key],
+        path: Sequence[_Place],
+        new: Iterable[tuple[str, int]],
+    ) -> None:
+        for place in path:  # the newest prompt stands for all that it shares
+            place.rendered = rendered
+        at: int | str = path[-1].number if path else owner
+        before = path[-1].tokens if path else 0
+        for piece, end in new:
+            key = (at, piece)
+            keys.append(key)
+            known = self._places.get(key)  # another thread may have been faster
+            place = known or _Place(next(self._numbers), rendered, before + end)
+            place.rendered = rendered
+            self._places[key] = place
+            at = place.number
+        self._age[id(rendered)] = (rendered, keys)
+        self._tokens += len(rendered.token_ids)
+        while self._tokens > MAX_KNOWN_TOKENS:
+            self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         _, (rendered, keys) = self._age.popitem(last=False)
         self._tokens -= len(rendered.token_ids)
         for key in keys:
-            if self._places.get(key, (None,))[0] is rendered:
+            place = self._places.get(key)
+            if place is not None and place.rendered is rendered:
                 del self._places[key]
 
 
@@ -156,7 +244,7 @@ def _cuts_of(added: Mapping[int, AddedToken]) -> dict[int, str]:
     }
 
 
-def _pattern_of(added: Mapping[int, AddedToken]) -> re.Pattern[str]:
+def _pattern_of(raw: Iterable[str]) -> re.Pattern[str]:
     """Finds added tokens in a raw text as the tokenizer does: leftmost, and longest of those."""
-    texts = sorted((t.content for t in added.values() if not t.normalized), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts)))
+    texts = sorted(raw, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, texts))})")

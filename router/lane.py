@@ -92,7 +92,7 @@ class Lane(RequestHandler):
             return self._hand_over()
         if head is None:
             return None
-        serve = self._routes.get(head.path)
+        serve = self._routes.get(head.fields.path)
         if serve is None:
             return self._hand_over()
         whole = head.start + head.body_bytes

@@ -1,15 +1,15 @@
 """The client of a plain request: its answer goes straight to the transport. See `Client`."""
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http import SERVER_SOFTWARE
-from multidict import CIMultiDict
 
 from prefixfleet.router.client import count_events
+from prefixfleet.router.headers import AnswerHeaders
 from prefixfleet.router.plain_request import PlainHead
 from prefixfleet.router.upstream import Answer
 
@@ -37,8 +37,9 @@ class LaneClient:
         self._answer: Answer | None = None
         self._chunked = self._ended = False
         self.begun = False
-        self.path = self.target = head.path
-        self.headers: Mapping[str, str] = head.headers
+        self._fields = head.fields
+        self.target = head.fields.path
+        self.headers: Mapping[str, str] = head.fields.headers
         self.events = 0
         self.last = b""
 
@@ -46,21 +47,27 @@ class LaneClient:
         """See `Client`."""
         return self._body
 
-    def answer(self, status: int, headers: CIMultiDict[str], body: bytes) -> None:
+    def worker_lines(self, with_key: bool) -> str:
+        """See `Client`."""
+        return self._fields.worker_lines(with_key)
+
+    def answer(self, status: int, headers: AnswerHeaders, body: bytes) -> None:
         """See `Client`."""
         self.begun = self._ended = True
         length = "" if status in _WITHOUT_BODY else f"Content-Length: {len(body)}\r\n"
         self._transport.write(_head(status, headers, length) + body)
 
-    async def begin(self, answer: Answer, headers: CIMultiDict[str]) -> None:
+    async def begin(self, answer: Answer, headers: AnswerHeaders) -> None:
         """See `Client`."""
         self.begun = True
         if answer.status in _WITHOUT_BODY:
             return self.answer(answer.status, headers, b"")
-        self._chunked = "Content-Length" not in headers
-        coding = "Transfer-Encoding: chunked\r\n" if self._chunked else ""
+        self._chunked = headers.length is None
+        framing = f"Content-Length: {headers.length}\r\n"
+        if self._chunked:
+            framing = "Transfer-Encoding: chunked\r\n"
         self.last = answer.first
-        self._transport.write(_head(answer.status, headers, coding) + self._framed(answer.first))
+        self._transport.write(_head(answer.status, headers, framing) + self._framed(answer.first))
         return None
 
     async def relay(self, answer: Answer) -> None:
@@ -116,17 +123,7 @@ class LaneClient:
         return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-def _head(status: int, headers: Mapping[str, str], framing: str) -> bytes:
-    """Raises `ValueError` rather than let a value end its line: what follows would be a header."""
-    lines = list(_lines(headers))
-    if any("\n" in line or "\r" in line for line in lines):
-        raise ValueError("a header of the answer holds the end of a line")
-    text = "\r\n".join(lines)
+def _head(status: int, headers: AnswerHeaders, framing: str) -> bytes:
     first = _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-    date = f"\r\nDate: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n"
-    return f"{first}{text}{date}{framing}\r\n".encode("utf-8", "replace")
-
-
-def _lines(headers: Mapping[str, str]) -> Iterator[str]:
-    for name, value in headers.items():
-        yield f"{name}: {value}"
+    own = f"Date: {rfc822_formatted_time()}\r\nServer: {SERVER_SOFTWARE}\r\n"
+    return f"{first}{headers.lines()}{own}{framing}\r\n".encode("utf-8", "replace")

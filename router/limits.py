@@ -51,19 +51,32 @@ class Limits:
 
     @contextmanager
     def admitted(self, key: Key) -> Iterator[None]:
-        """Count one request of ``key`` while the block runs. Raises `TooBusy`."""
+        """`admit` and `leave` around a block. Raises `TooBusy`."""
+        self.admit(key)
+        try:
+            yield
+        finally:
+            self.leave(key)
+
+    def admit(self, key: Key) -> None:
+        """Count one request of ``key``; whoever does so calls `leave` however the request ends.
+
+        Raises:
+            TooBusy: the key has its limit in flight, or asks too often.
+        """
         now = self._clock()
         account = self._account(key, now)
         self._refuse_over_limit(key, account, now)
         account.in_flight += 1
         if account.requests:
             account.requests.take(1.0, now)
-        try:
-            yield
-        finally:
-            account.in_flight -= 1
-            if not account.in_flight and not account.requests and not account.tokens:
-                self._accounts.pop(key.name, None)
+
+    def leave(self, key: Key) -> None:
+        """A request that was admitted has ended."""
+        account = self._accounts[key.name]
+        account.in_flight -= 1
+        if not account.in_flight and not account.requests and not account.tokens:
+            del self._accounts[key.name]
 
     def charge_tokens(self, key: Key, tokens: int) -> None:
         """Charge a prompt that was admitted, once its length is known."""

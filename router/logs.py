@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import sys
+import time
 from typing import TextIO
 
 from prefixfleet.router.json_log import JsonFormatter
@@ -12,12 +13,29 @@ BUFFER_BYTES = 64 * 1024
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
+class LineFormatter(logging.Formatter):
+    """Formats times as `logging.Formatter` does, but asks for each second once."""
+
+    def __init__(self, form: str = FORMAT) -> None:
+        super().__init__(form)
+        self._second: tuple[int, str] = (-1, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        """See `logging.Formatter`; ``datefmt`` is not looked at."""
+        number, text = self._second
+        if number != int(record.created):
+            number = int(record.created)
+            text = time.strftime(self.default_time_format, self.converter(number))
+            self._second = (number, text)
+        return f"{text},{int(record.msecs):03d}"
+
+
 class BlockHandler(logging.StreamHandler[TextIO]):
     """Lines up to INFO wait for the next `flush`; a warning takes all before it along at once."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream)
-        self.setFormatter(logging.Formatter(FORMAT))
+        self.setFormatter(LineFormatter())
 
     def use_json(self) -> None:
         """Write one JSON object a line from now on."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from prefixfleet.router.client import Client
 from prefixfleet.router.errors import UpstreamFailed, error_body
-from prefixfleet.router.headers import to_client
+from prefixfleet.router.headers import AnswerHeaders
 from prefixfleet.router.upstream import Answer, StreamBroken, WorkerLost
 
 MAX_HELD_BYTES = 1 << 20
@@ -23,14 +23,12 @@ async def pass_on(answer: Answer, client: Client, ours: Mapping[str, str]) -> by
     Raises:
         WorkerLost: the worker broke off an answer of which the client has nothing yet.
     """
-    headers = to_client(answer.headers, ours)
-    length = answer.content_length
+    passing, length = answer.head.passing, answer.content_length
     if length is not None and length <= MAX_HELD_BYTES:
         body = answer.first if len(answer.first) == length else await _whole(answer)
-        headers.popall("Content-Length", None)
-        client.answer(answer.status, headers, body)
+        client.answer(answer.status, AnswerHeaders(ours, passing), body)
         return body
-    await client.begin(answer, headers)
+    await client.begin(answer, AnswerHeaders(ours, passing, length))
     try:
         await client.relay(answer)
     except StreamBroken as error:

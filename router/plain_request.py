@@ -5,16 +5,22 @@ word on what is wrong: nothing is refused here. So this may be short, and is str
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-from multidict import CIMultiDict
+from msgspec import Struct
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from prefixfleet.router.headers import worker_lines
 
 MAX_HEAD_BYTES = 4_096
 MAX_BODY_BYTES = 1 << 20  # a longer one comes in parts, and its parsing is not what takes time
 _TOKEN = rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _VALUE = rb"[\t -~\x80-\xff]*"
 _HEAD = re.compile(rb"POST (/[a-z0-9_/]+) HTTP/1\.1((?:\r\n" + _TOKEN + rb":" + _VALUE + rb")+)")
-_DIGITS = re.compile("[0-9]{1,9}", re.ASCII)
+_DIGITS = re.compile(b"[0-9]{1,9}")
+_LENGTH = b"\r\ncontent-length:"
+KNOWN_HEADS = 1_024  # but for the length of its body, a client sends the same one again and again
 _UNUSUAL = {"transfer-encoding", "content-encoding", "expect", "upgrade", "te", "trailer"}
 
 
@@ -23,11 +29,25 @@ class NotPlain(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class PlainHead:
-    """The body is the ``body_bytes`` from ``start`` on in the bytes that were read."""
+class Fields:
+    """A head without the length of the body."""
 
     path: str
-    headers: CIMultiDict[str]
+    headers: CIMultiDictProxy[str]
+    _lines: dict[bool, str] = field(default_factory=dict, compare=False)
+
+    def worker_lines(self, with_key: bool) -> str:
+        """See `headers.worker_lines`; made once."""
+        lines = self._lines.get(with_key)
+        if lines is None:
+            lines = self._lines[with_key] = worker_lines(self.headers, with_key=with_key)
+        return lines
+
+
+class PlainHead(Struct, frozen=True):
+    """The body is the ``body_bytes`` from ``start`` on in the bytes that were read."""
+
+    fields: Fields
     start: int
     body_bytes: int
 
@@ -39,14 +59,23 @@ def plain_head(data: bytes) -> PlainHead | None:
         if len(data) >= MAX_HEAD_BYTES or not data.startswith(b"POST /"[: len(data)]):
             raise NotPlain
         return None
-    found = _HEAD.fullmatch(data, 0, end)
+    at = data[:end].lower().find(_LENGTH)
+    stop = data.find(b"\r\n", at + 2, end + 2)
+    length = data[at + len(_LENGTH) : stop].strip(b" \t")
+    if at < 0 or not _DIGITS.fullmatch(length) or int(length) > MAX_BODY_BYTES:
+        raise NotPlain
+    return PlainHead(_fields(data[:at] + data[stop:end]), end + 4, int(length))
+
+
+@lru_cache(KNOWN_HEADS)
+def _fields(head: bytes) -> Fields:
+    found = _HEAD.fullmatch(head)
     if found is None:
         raise NotPlain
     headers = _headers(found[2].decode("utf-8", "surrogateescape"))
-    length = headers.get("Content-Length", "")
-    if not _DIGITS.fullmatch(length) or int(length) > MAX_BODY_BYTES or "Host" not in headers:
+    if "Host" not in headers or "Content-Length" in headers:
         raise NotPlain
-    return PlainHead(found[1].decode(), headers, end + 4, int(length))
+    return Fields(found[1].decode(), CIMultiDictProxy(headers))
 
 
 def _headers(text: str) -> CIMultiDict[str]:

@@ -6,6 +6,7 @@ thread. Whatever cannot be tokenised here (images, odd fields, templates of the 
 """
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from msgspec import Struct, field
 
@@ -70,11 +71,16 @@ def prefix_chain(
     prompt: Prompt, namespace: bytes, block_tokens: int, key: bytes
 ) -> list[BlockHash]:
     """Hashes of the prompt's full blocks, for workers of one namespace; ``key`` is a `hash_key`."""
-    root = chain_root(namespace, Scope(salt=prompt.salt), key)
+    root = _root(namespace, prompt.salt, key)
     try:
         return prompt.rendered.chain(root, block_tokens, key)
     except OverflowError:  # a token id that no vocabulary has: the engine will refuse it
         return []
+
+
+@lru_cache(1_024)  # a tenant has one salt
+def _root(namespace: bytes, salt: str, key: bytes) -> BlockHash:
+    return chain_root(namespace, Scope(salt=salt), key)
 
 
 def _read(body: Body, sequences_of: Callable[[], list[Rendered]]) -> Prompt:

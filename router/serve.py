@@ -10,7 +10,8 @@ import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from msgspec import structs, to_builtins
+from msgspec import structs
+from multidict import CIMultiDict
 
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.book import Charge
@@ -18,7 +19,7 @@ from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
 from prefixfleet.router.errors import BadRequest, Forbidden, NoWorker, TooBusy, UpstreamFailed
-from prefixfleet.router.headers import KEEP, deadline_of, keep_of, to_worker
+from prefixfleet.router.headers import KEEP, deadline_of, keep_of, lines_of, worker_lines
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
@@ -47,7 +48,8 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
     received_s = router.clock()
     _refuse_if_full(router)
     key = router.keys.check(_authorization(client.headers))
-    with router.limits.admitted(key):
+    router.limits.admit(key)
+    try:
         body = read_body(await client.read())
         model = body.get("model", str)
         if model is None:
@@ -70,6 +72,8 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
         )
         passage.note_prompt()
         return await _try_workers(passage, workers, chains)
+    finally:
+        router.limits.leave(key)
 
 
 def _authorization(headers: Mapping[str, str]) -> str | None:
@@ -102,13 +106,18 @@ async def _understand(
 
     def read() -> tuple[Prompt, Chains]:
         prompt = route.read_prompt(body, workers[0].tokens, key.tenant)
-        prompt = structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
+        salt = router.salt_of(key, prompt.salt)
+        if salt != prompt.salt:
+            prompt = structs.replace(prompt, salt=salt)
         return prompt, router.dispatcher.chains(prompt, workers)
 
-    with router.metrics.tokenise_s.time():
+    started_s = router.clock()
+    try:
         if len(body.raw) <= INLINE_BYTES:
             return read()
         return await asyncio.get_running_loop().run_in_executor(router.threads, read)
+    finally:
+        router.metrics.tokenise_s.observe(router.clock() - started_s)
 
 
 async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chains) -> int:
@@ -154,10 +163,10 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     fields: dict[str, Any] = {}
     source = dispatched.decision.source
     if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = {PARAMS_KEY: to_builtins(dispatched.plan)}
+        fields[TRANSFER_KEY] = {PARAMS_KEY: dispatched.plan}
     elif source and (address := passage.router.p2p_addresses().get(source.node)):
         fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
-    elif TRANSFER_KEY in passage.body.fields:
+    elif passage.body.has(TRANSFER_KEY):
         fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
@@ -194,10 +203,9 @@ async def _send(passage: Passage, dispatched: Dispatched) -> int:
 async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) -> tuple[int, bytes]:
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
-    headers = to_worker(client.headers, passage.id, with_key=router.keys.path is None)
-    passage.span.carry(headers)
     body = _body_with_plan(passage, dispatched)
-    answer = await ask(router.pool, worker.record.url, client.target, headers, body)
+    lines = _worker_lines(passage)
+    answer = await ask(router.pool, worker.record.url, client.target, lines, body)
     try:
         charge.first_byte(router.clock())
         router.turns.look()
@@ -210,6 +218,18 @@ async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) ->
         answer.release()
     passage.note_pace(dispatched, charge, client.events)
     return answer.status, held
+
+
+def _worker_lines(passage: Passage) -> str:
+    """Of the upstream request. A client's own ``X-Request-Id`` stays."""
+    router, client = passage.router, passage.client
+    with_key = router.keys.path is None
+    more: dict[str, str] = {} if "X-Request-Id" in client.headers else {"X-Request-Id": passage.id}
+    passage.span.carry(more)
+    if "traceparent" not in more:
+        return client.worker_lines(with_key) + lines_of(more.items())
+    left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]
+    return worker_lines(CIMultiDict(left), with_key=with_key) + lines_of(more.items())
 
 
 def _judge(router: Router, worker: Worker, status: int) -> None:

@@ -60,6 +60,8 @@ class Traffic:
             conduct.failures = 0
             if not self.is_ejected(name):
                 conduct.ejections = 0
+                if conduct.joined_s is None:
+                    del self._conducts[name]  # nothing is left to say of it
 
     def is_ejected(self, name: str) -> bool:
         """Whether ``name`` failed too often a short while ago."""

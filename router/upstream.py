@@ -6,9 +6,8 @@ closed, else on another worker.
 """
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
-from multidict import CIMultiDict
+from msgspec import Struct
 
 from prefixfleet.router.connection import Connection, ConnectionClosed, Sink
 from prefixfleet.router.framing import Head
@@ -29,13 +28,12 @@ class StreamBroken(Exception):
     """The worker failed after its first byte: nothing can be sent again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Struct, frozen=True):
     """An upstream answer whose first bytes are there: ``first`` is empty only if all is."""
 
     url: str
     status: int
-    headers: CIMultiDict[str]
+    head: Head
     first: bytes
     connection: Connection
     _pool: Pool
@@ -64,22 +62,23 @@ class Answer:
     @property
     def content_length(self) -> int | None:
         """Bytes of the whole body, where the worker said so."""
-        length = self.headers.get("Content-Length")
-        return int(length) if length else None
+        return self.head.length
 
     @property
     def is_event_stream(self) -> bool:
         """Whether the body is a stream of server-sent events."""
-        return self.headers.get("Content-Type", "").startswith("text/event-stream")
+        return self.head.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-async def ask(pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes) -> Answer:
+async def ask(pool: Pool, url: str, path: str, lines: str, body: bytes) -> Answer:
     """The answer of the worker at ``url`` to a POST, with its first bytes; `Answer.release` it.
+
+    ``lines`` are those of the request's head, each with its end, but for its host and length.
 
     Raises:
         WorkerLost: nothing came back; another worker may be asked.
     """
-    request = _encode(pool, url, path, headers, body)
+    request = _encode(pool, url, path, lines, body)
     connection, head = await _send(pool, url, request)
     try:
         if head.status in RETRY_STATUSES:
@@ -91,7 +90,7 @@ async def ask(pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: 
     except BaseException:  # the client left: the engine must see it at once
         pool.give_back(url, connection)
         raise
-    return Answer(url + path, head.status, head.headers, first, connection, pool, url)
+    return Answer(url + path, head.status, head, first, connection, pool, url)
 
 
 async def _send(pool: Pool, url: str, request: bytes) -> tuple[Connection, Head]:
@@ -129,11 +128,10 @@ async def _connect(pool: Pool, url: str) -> Connection:
         raise WorkerLost("connect", f"{url}: {type(error).__name__}: {error}") from error
 
 
-def _encode(pool: Pool, url: str, path: str, headers: CIMultiDict[str], body: bytes) -> bytes:
+def _encode(pool: Pool, url: str, path: str, lines: str, body: bytes) -> bytes:
     target = pool.target(url)
-    lines = [f"POST {target.base_path}{path} HTTP/1.1", f"Host: {target.host_header}"]
-    lines += [f"{name}: {value}" for name, value in headers.items()]
-    head = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""])
+    first = f"POST {target.base_path}{path} HTTP/1.1\r\nHost: {target.host_header}\r\n"
+    head = f"{first}{lines}Content-Length: {len(body)}\r\n\r\n"
     return head.encode("utf-8", "surrogateescape") + body
 
 

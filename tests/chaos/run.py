@@ -23,6 +23,7 @@ import psutil
 from chaos_faults import Done, Hand, plan
 from chaos_fleet import UP_S, ChaosFleet
 from chaos_oracle import Oracle
+from chaos_real import RealClients
 from chaos_verdict import recoveries, spread
 from eventually import until
 
@@ -38,7 +39,7 @@ class Chaos:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
-        self.fleet = ChaosFleet(options.nodes, options.routers)
+        self.fleet = ChaosFleet(options.nodes, options.routers, options.real)
         self.done: list[Done] = []
         self.samples: dict[str, list[tuple[float, int, int]]] = {}  # seconds, bytes, descriptors
 
@@ -48,7 +49,9 @@ class Chaos:
             await self.fleet.open()
             self.oracle = Oracle(self.fleet.router_urls(), self.options.seed)
             async with aiohttp.ClientSession() as session, asyncio.TaskGroup() as group:
-                clients = [
+                self.real = RealClients(self.oracle, self.options.seed)
+                clients = await self._start_real(session, group)
+                clients += [
                     group.create_task(self.oracle.ask_for_ever(session))
                     for _ in range(self.options.clients)
                 ]
@@ -61,6 +64,20 @@ class Chaos:
         finally:
             report |= await self.fleet.close()
         return report
+
+    async def _start_real(
+        self, session: aiohttp.ClientSession, group: asyncio.TaskGroup
+    ) -> list[asyncio.Task[None]]:
+        """One client for each real engine, once all serve and the cold answers are known."""
+        for name in self.fleet.real_names:
+            await self.fleet.until_up(name)
+        if self.fleet.real_names:
+            await self.real.prepare(session)
+            say(f"{len(self.fleet.real_names)} real engines serve")
+        return [
+            group.create_task(self.real.ask_for_ever(session, number))
+            for number in range(len(self.fleet.real_names))
+        ]
 
     async def _phases(self) -> dict[str, Any]:
         async with asyncio.timeout(UP_S):
@@ -131,6 +148,7 @@ class Chaos:
             "faults": len(self.done),
             "by_kind": dict(sorted(Counter(d.fault.kind for d in self.done).items())),
             "requests": len(self.oracle.ended),
+            "real": self.real.report(),
             "wrong": sum(e.how == "wrong" for e in bad),
             "hung": sum(e.how == "hung" for e in bad),
             "errors": dict(Counter(e.how for e in bad)),
@@ -196,6 +214,7 @@ def main() -> None:
         ("nodes", 4),
         ("routers", 2),
         ("clients", 4),
+        ("real", 0),
     ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument(

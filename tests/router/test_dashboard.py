@@ -9,7 +9,7 @@ from eventually import until
 
 from prefixfleet.router.activity import KEPT_DECISIONS, MAX_UNREAD, Activity
 from prefixfleet.router.dashboard import MAX_WATCHERS, snapshot_of
-from prefixfleet.router.hot_prefixes import MAX_ENTRIES, HotPrefixes
+from prefixfleet.router.hot_prefixes import HALF_LIFE_S, MAX_ENTRIES, HotPrefixes
 
 SECRET_TEXT = "sesame seeds are opened by nobody but me " * 20
 
@@ -172,6 +172,18 @@ def test_hot_prefixes_are_a_bounded_tree_that_cools():
     for number in range(MAX_ENTRIES):
         hot.note([number.to_bytes(16)], 16, now=1.0)
     assert len(hot._entries) == MAX_ENTRIES
+
+
+def test_prefixes_cool_alike_however_long_a_router_runs():
+    hot, years = HotPrefixes(), 2_000 * HALF_LIFE_S
+    old, new = [b"a" * 16], [b"b" * 16]
+    for at_s in (0.0, 0.0, years, years, years + HALF_LIFE_S):
+        hot.note(new if at_s else old, 16, now=at_s)
+
+    (first, second) = hot.tree(now=years + HALF_LIFE_S)
+
+    assert (first["requests"], first["heat"]) == (3, 2.0)
+    assert (second["requests"], second["heat"]) == (2, 0.0)
 
 
 @pytest.fixture

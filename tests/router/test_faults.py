@@ -366,6 +366,21 @@ async def test_a_worker_that_falls_silent_is_given_up(rig):
     assert "nothing came" in body["error"]["message"]
 
 
+async def test_a_worker_that_falls_silent_on_a_used_connection_is_given_up(rig):
+    async def silent(engine, request, asked):
+        await for_ever()
+
+    engine = await rig.engine()
+    await rig.start(engine, silence_timeout_s=0.2)
+    assert [(await rig.post())[0] for _ in range(2)] == [200, 200]
+    engine.behave = silent
+
+    status, _, body = await rig.post()
+
+    assert status == 502
+    assert "nothing came" in body["error"]["message"]
+
+
 async def test_a_stream_that_ends_with_its_connection_is_whole(rig):
     engine = await rig.engine()
 

@@ -156,6 +156,17 @@ def test_how_a_body_ends(fields, kind):
     assert type(framing_of(parse_head(b"HTTP/1.1 200 OK\r\n" + fields))) is kind
 
 
+def test_heads_of_one_kind_share_what_goes_on_to_clients():
+    heads = [
+        parse_head(b"HTTP/1.1 200 OK\r\nX-A: b\r\nContent-Length: %d\r\nServer: s" % n)
+        for n in (1, 22)
+    ]
+
+    assert [head.length for head in heads] == [1, 22]
+    assert heads[0].passing is heads[1].passing
+    assert heads[0].passing.lines == "X-A: b\r\n"
+
+
 def test_an_answer_without_a_body_is_done_at_once():
     assert framing_of(parse_head(b"HTTP/1.1 204 No Content")).done
     assert framing_of(parse_head(b"HTTP/1.1 200 OK\r\nContent-Length: 0")).done

@@ -187,7 +187,7 @@ def test_the_time_of_tokenising_does_not_tell_what_other_tenants_asked(monkeypat
     for owner in ("a", "b", "a"):
         known.encode(text, encode, owner)
 
-    assert encoded == [text, text, "<|im_end|>"]
+    assert encoded == [text, text]
 
 
 async def test_requests_in_flight_of_a_key_are_limited(rig, path):

@@ -187,6 +187,34 @@ def test_what_is_remembered_is_bounded_and_what_is_in_use_stays(monkeypatch):
     assert encode.characters < 100
 
 
+def test_what_a_template_puts_behind_every_question_is_encoded_once():
+    known, made = known_of("byte level")
+    encode = Counted(made)
+    closing = "<|im_end|><|im_start|>assistant" + " " * 20
+    known.encode("<|im_start|>user one" + closing, encode)
+    encode.characters = 0
+
+    known.encode("<|im_start|>user two" + closing, encode)
+
+    assert encode.characters == len("<|im_start|>user two")
+    known.encode("<|im_start|>user three" + closing, encode, "somebody else")
+    assert encode.characters == len("<|im_start|>user two<|im_start|>user three" + closing)
+
+
+def test_the_very_same_prompt_is_the_very_same_object():
+    known, made = known_of("byte level")
+    encode = Counted(made)
+    text = "<|im_start|>user one<|im_end|>"
+    first = known.encode(text, encode)
+    encode.characters = 0
+
+    again = [known.encode(text, encode) for _ in range(3)]
+
+    assert encode.characters == 0
+    assert all(one is first for one in again)
+    assert len(known) == len(first.token_ids)
+
+
 def test_a_prompt_of_no_tokens_has_no_chain():
     empty: Sequence[int] = ()
 

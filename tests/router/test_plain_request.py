@@ -21,13 +21,34 @@ def test_a_head_gives_path_headers_and_where_the_body_is():
     head = plain_head(HEAD + b"{}")
 
     assert head is not None
-    assert (head.path, head.start, head.body_bytes) == ("/v1/completions", len(HEAD), 12)
-    assert dict(head.headers) == {
+    assert (head.fields.path, head.start, head.body_bytes) == ("/v1/completions", len(HEAD), 12)
+    assert dict(head.fields.headers) == {
         "Host": "x",
         "X-Name": "\xe9 a",
-        "content-length": "12",
         "Connection": "Keep-Alive",
     }
+
+
+def test_heads_that_differ_in_the_length_of_the_body_are_read_once():
+    one, other = plain_head(HEAD), plain_head(HEAD.replace(b"12", b" 7\t"))
+
+    assert one is not None
+    assert other is not None
+    assert (one.body_bytes, other.body_bytes) == (12, 7)
+    assert one.fields is other.fields
+    lines = one.fields.worker_lines(True)
+    assert lines == "X-Name: \xe9 a\r\nAccept-Encoding: identity\r\n"
+    assert one.fields.worker_lines(True) is lines
+
+
+def test_a_key_goes_on_to_a_worker_only_where_it_should():
+    head = HEAD.replace(b"Host: x\r\n", b"Host: x\r\nAuthorization: Bearer abc\r\n")
+    found = plain_head(head)
+
+    assert found is not None
+    assert "abc" in found.fields.worker_lines(True)
+    assert "abc" not in found.fields.worker_lines(False)
+    assert "abc" in found.fields.worker_lines(True)
 
 
 @given(st.integers(0, len(HEAD) - 1))

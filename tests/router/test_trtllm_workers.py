@@ -4,10 +4,9 @@ import asyncio
 import json
 
 import pytest
-from aiohttp import web
 from eventually import until
 from static_entries import entry, write
-from trtllm_server import TrtllmServer, names_of, removed
+from trtllm_server import TrtllmServer, counted, names_of, removed
 
 from prefixfleet.router import engine_poll
 from prefixfleet.router.engine_feed import SILENT_PROMPTS
@@ -28,19 +27,6 @@ async def server(monkeypatch):
         monkeypatch.setattr(engine_poll, name, 0.01)
     async with TrtllmServer() as server:
         yield server
-
-
-async def counted(engine, request, asked):
-    """A whole answer with the number of the prompt's tokens, as trtllm-serve has it; it has no
-    ``/tokenize``."""
-    if "messages" in asked:
-        text = engine.tokens.render(asked["messages"], asked.get("tools"))
-        ids = engine.tokens.of_text(text, add_special_tokens=False)
-    else:
-        prompt = asked["prompt"]
-        ids = engine.tokens.of_text(prompt) if isinstance(prompt, str) else prompt
-    usage = {"prompt_tokens": len(ids), "completion_tokens": 1, "total_tokens": len(ids) + 1}
-    return web.json_response({"choices": [{"index": 0, "text": engine.name}], "usage": usage})
 
 
 async def fleet(rig, path, server, ready=2, **fields):

@@ -1,12 +1,14 @@
 """The view answers as the index would, and knows some things before it."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixfleet.router import assumed
 from prefixfleet.router.assumed import ASSUMED_S
-from prefixfleet.router.view import INHERIT_S, SUSPECT_S, View
+from prefixfleet.router.view import INHERIT_S, LOAD_STEP_BLOCKS, SUSPECT_S, View
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
 A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
@@ -131,6 +133,23 @@ def test_a_snapshot_replaces_everything(view):
     assert view.leading(chain(9, salt=3)) == {}
     assert set(view.members) == {"a", "b", "c"}
     assert len(view) == 5
+
+
+def test_a_big_index_is_taken_in_by_bounded_steps_and_the_old_view_answers_meanwhile(view):
+    """Dynamo 10580: a dump of two million events held the router up for 45 s."""
+    publish(view, A, chain(10))
+    count, sizes = 10 * LOAD_STEP_BLOCKS, []
+    many = [i.to_bytes(16, "big") for i in range(1, count + 1)]
+    holders = {block[-FIELD_BYTES:]: 1 << B.slot for block in many}
+
+    for _ in view.load(Snapshot((A, B, C), holders, "0-1")):
+        sizes.append(len(view._blocks))
+        if len(sizes) <= count // LOAD_STEP_BLOCKS:
+            assert view.leading(chain(10)) == {"a": 10}
+
+    assert len(sizes) == count // LOAD_STEP_BLOCKS + 1
+    assert max(after - before for before, after in pairwise(sizes[:-1])) <= LOAD_STEP_BLOCKS
+    assert len(view) == count
 
 
 def test_a_node_that_left_while_events_were_lost_is_believed_for_a_while(view, clock):

@@ -7,6 +7,7 @@ for a stream of an event every so many milliseconds.
 
 import asyncio
 import json
+import random
 import sys
 import time
 from itertools import count
@@ -91,7 +92,7 @@ class _Load:
             f"{head}content-type: application/json\r\ncontent-length: {len(b)}\r\n\r\n".encode() + b
             for b in bodies(kind)
         ]
-        self._number = count()
+        self._number = count(random.randrange(10**8))  # nor did an earlier load ask the same
         self.until = until
         self.whole_ms: list[float] = []
         self.first_ms: list[float] = []

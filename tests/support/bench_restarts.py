@@ -1,4 +1,4 @@
-"""How many requests a router decides blindly after it, or the Redis it knows, was restarted.
+"""How many requests a router decides blindly after it, the Redis it knows, or a worker restarted.
 
 Blind: the whole prompt is held by a node, and the router plans no reuse of it. Two nodes announce
 what they hold with the daemon's own `Announcer`; the router is a process, the engines are fake.
@@ -10,10 +10,9 @@ import http.client
 import secrets
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -37,14 +36,24 @@ from prefixfleet.store.redis_server import RedisServer
 
 REQUESTS = 2_000
 CLIENTS = 8
+WORKER_DOWN_S = 0.5
+RETURN_LIMIT_S = 60.0
+ROUND = 200
 SLOW_TOKENS_PER_S = 1e4  # else computing a prompt again could be the right choice
 WARM_UP = 200
 LATE_S = 1.0
 NODES = 2
 
 
+Seen = tuple[float, bool, str]
+"""Of one answer: when it came, whether its decision was blind, and its worker's node."""
+
+
 class Nodes:
-    """Announces nodes and workers from a thread of its own until the block ends."""
+    """Announces nodes and workers from a thread of its own until the block ends.
+
+    ``engines`` are the workers' URLs at each moment: whoever restarts one puts its new one there.
+    """
 
     def __init__(self, url: str, fleet: str, engines: list[str], folder: Path) -> None:
         self._url, self._fleet = url, fleet
@@ -120,7 +129,9 @@ def measure_restarts(work: Path) -> dict[str, dict[str, dict[str, int]]]:
     with ExitStack() as stack:
         server = RedisServer.start(work / "redis-blind", password=password)
         port = urlsplit(server.url).port or 0
-        engines = stack.enter_context(upstreams(folder, NODES))
+        mortal = stack.enter_context(ExitStack())
+        engines = mortal.enter_context(upstreams(folder, 1))
+        engines += stack.enter_context(upstreams(folder, NODES - 1))
         stack.enter_context(Nodes(server.url, fleet, engines, folder))
         with our_process(server.url, fleet, work) as router:
             before = _count(_ask(router.url, WARM_UP))
@@ -131,36 +142,76 @@ def measure_restarts(work: Path) -> dict[str, dict[str, dict[str, int]]]:
             server = RedisServer.start(work / "redis-blind", password=password, port=port)
             stack.callback(server.stop)
             after_redis = _ask(router.url, REQUESTS)
+
+            after_worker = _ask_while(
+                router.url, lambda: _restart(mortal, folder, engines), node="n0"
+            )
     if before["blind"]:
         raise RuntimeError(f"{before['blind']} blind decisions before anything was restarted")
-    return {"blind_decisions": {"router": _count(after_router), "redis": _count(after_redis)}}
+    counts = {"router": after_router, "redis": after_redis, "worker": after_worker}
+    return {"blind_decisions": {name: _count(seen) for name, seen in counts.items()}}
 
 
-def _ask(url: str, requests: int) -> list[tuple[float, bool]]:
-    """Seconds since the start and whether the decision was blind, of each request."""
+def _restart(mortal: ExitStack, folder: Path, engines: list[str]) -> None:
+    """Kill the first engine, and start it again under another URL."""
+    mortal.close()
+    time.sleep(WORKER_DOWN_S)
+    engines[:1] = mortal.enter_context(upstreams(folder, 1))
+
+
+def _ask_while(url: str, disturb: Callable[[], None], node: str) -> list[Seen]:
+    """Like `_ask`, with ``disturb`` called after a quarter of the requests, from which on seconds
+    are counted; more of them than `REQUESTS` if ``node`` needs longer until it answers again."""
+    seen = _ask(url, REQUESTS // 4)
+    until_s = time.monotonic() + RETURN_LIMIT_S
     started = time.monotonic()
+    before = [(at_s - seen[-1][0], blind, by) for at_s, blind, by in seen]
+    after: list[Seen] = []
+    with ThreadPoolExecutor(1) as disturbing:
+        disturbed = disturbing.submit(disturb)
+        while len(before + after) < REQUESTS or not disturbed.done() or not _is_back(after, node):
+            since_s = time.monotonic() - started
+            part = _ask(url, ROUND)
+            after += [(since_s + at_s, blind, by) for at_s, blind, by in part]
+            if time.monotonic() > until_s:
+                raise RuntimeError(f"{node} gets no requests after its worker was restarted")
+        disturbed.result()
+    return before + after
+
+
+def _is_back(seen: list[Seen], node: str) -> bool:
+    return node in {by for _, _, by in seen[-ROUND:]}
+
+
+def _ask(url: str, requests: int) -> list[Seen]:
+    """What was seen of each request, in the order of the answers; seconds since the start."""
+    started, seen = time.monotonic(), list[Seen]()
     with ThreadPoolExecutor(CLIENTS) as clients:
-        share = [range(first, requests, CLIENTS) for first in range(CLIENTS)]
-        return list(chain.from_iterable(clients.map(lambda n: _ask_some(url, n, started), share)))
+        for first in range(CLIENTS):
+            clients.submit(_ask_some, url, range(first, requests, CLIENTS), started, seen)
+    if len(seen) < requests:
+        raise RuntimeError(f"{requests - len(seen)} of {requests} were not answered with 200")
+    return seen
 
 
-def _ask_some(url: str, numbers: range, started: float) -> list[tuple[float, bool]]:
+def _ask_some(url: str, numbers: range, started: float, seen: list[Seen]) -> None:
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=30)
-    prompts, seen = bodies("plain"), []
+    prompts = bodies("plain")
     for number in numbers:
         connection.request("POST", "/v1/chat/completions", prompts[number % len(prompts)])
         answer = connection.getresponse()
         answer.read()
         if answer.status != 200:
             raise RuntimeError(f"request {number}: status {answer.status}")
-        reused = [answer.headers[f"x-prefixfleet-{kind}-tokens"] for kind in ("hit", "pulled")]
-        seen.append((time.monotonic() - started, reused == ["0", "0"]))
+        told = answer.headers
+        reused = [told[f"x-prefixfleet-{kind}-tokens"] for kind in ("hit", "pulled")]
+        node = told["x-prefixfleet-node"]
+        seen.append((time.monotonic() - started, reused == ["0", "0"], node))
     connection.close()
-    return seen
 
 
-def _count(seen: list[tuple[float, bool]]) -> dict[str, int]:
-    blind = [at_s for at_s, is_blind in seen if is_blind]
+def _count(seen: list[Seen]) -> dict[str, int]:
+    blind = [at_s for at_s, is_blind, _ in seen if is_blind]
     return {
         "requests": len(seen),
         "blind": len(blind),

@@ -103,11 +103,11 @@ class Hand:
 
     async def _freeze(self, fault: Fault) -> None:
         process = self._fleet.processes[fault.target]
-        process.send(signal.SIGSTOP)
+        process.send_all(signal.SIGSTOP)
         try:
             await asyncio.sleep(fault.seconds)
         finally:
-            process.send(signal.SIGCONT)
+            process.send_all(signal.SIGCONT)
 
     async def _freeze_redis(self, seconds: float) -> None:
         pid = self._fleet.redis.pid

@@ -13,6 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import psutil
+from chaos_real import MODEL
 from chats import write_model
 from eventually import until
 from link_proxy import LinkProxy
@@ -20,11 +23,13 @@ from upstreams import SECRET
 
 from prefixfleet.cluster.leash import leashed
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
+from prefixfleet.cluster.model import default_cache_dir, demo_model
 from prefixfleet.cluster.ports import hold_port
 from prefixfleet.store.redis_server import RedisServer
 
 SCRIPTS = Path(__file__).parents[1] / "chaos"
 POOL_BYTES = 1 << 20
+REAL_POOL_BYTES = 64 << 20  # 43 blocks of the demo's model: it evicts
 UP_S = 300.0  # of a machine that is busy with other things
 STOP_S = 30.0
 
@@ -61,15 +66,23 @@ class Process:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
+    def send_all(self, number: int) -> None:
+        """To it and whatever it started: a real engine is a child of its worker."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for child in psutil.Process(self.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.send_signal(number)
+        self.send(number)
+
     async def kill(self) -> None:
-        self.send(signal.SIGKILL)
+        self.send_all(signal.SIGKILL)
         assert self._process is not None
         await self._process.wait()
 
     async def stop(self) -> int:
         """Ask it to end; its exit status, or -9 if it had to be killed."""
         assert self._process is not None
-        self.send(signal.SIGCONT)
+        self.send_all(signal.SIGCONT)
         self.send(signal.SIGTERM)
         try:
             return await asyncio.wait_for(self._process.wait(), STOP_S)
@@ -79,13 +92,17 @@ class Process:
 
 
 class ChaosFleet:
-    """Owned by the driver's event loop. `open` returns when every process was started once."""
+    """Owned by the driver's event loop. `open` returns when every process was started once.
 
-    def __init__(self, nodes: int, routers: int) -> None:
+    The first ``real`` nodes have a vLLM engine with the demo's model, the others a fast fake.
+    """
+
+    def __init__(self, nodes: int, routers: int, real: int = 0) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="pfc-"))
         self.fleet = f"chaos-{secrets.token_hex(4)}"
         self.node_names = [f"n{i}" for i in range(nodes)]
         self.router_names = [f"r{i}" for i in range(routers)]
+        self.real_names = [f"e{i}" for i in range(real)]
         self.processes: dict[str, Process] = {}
         self.proxies: dict[str, LinkProxy] = {}
         self.ports: dict[str, int] = {}
@@ -122,6 +139,8 @@ class ChaosFleet:
             if not self.processes[name].running:
                 log = (self.folder / f"{name}.log").read_text(errors="replace")
                 raise AssertionError(f"{name} ended at its start: {log[-2000:]}")
+            if name in self.real_names:
+                return await self._is_served(name)
             try:
                 if name in self.ports:
                     _, writer = await asyncio.open_connection("127.0.0.1", self.ports[name])
@@ -133,6 +152,18 @@ class ChaosFleet:
             return True
 
         await until(listens, UP_S)
+
+    async def _is_served(self, engine: str) -> bool:
+        """Whether a router sends requests to a real engine."""
+        limit = aiohttp.ClientTimeout(total=5)
+        async with aiohttp.ClientSession(timeout=limit) as session:
+            for url in self.router_urls():
+                with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
+                    async with session.get(f"{url}/status") as response:
+                        workers = (await response.json())["workers"]
+                    if (engine, "ready") in {(w["worker"], w["state"]) for w in workers}:
+                        return True
+        return False
 
     def pool_file(self, node: str) -> Path:
         return SHARED_MEMORY / f"{pool_prefix(self.folder)}{node}"
@@ -183,10 +214,15 @@ class ChaosFleet:
             "PREFIXFLEET_NODE_RUNTIME_DIR": str(self.folder),
             "PREFIXFLEET_NODE_POOL_BYTES": str(POOL_BYTES),
         }
-        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer)], environ)
         engine = f"e{name[1:]}"
+        if engine in self.real_names:
+            environ["PREFIXFLEET_NODE_POOL_BYTES"] = str(REAL_POOL_BYTES)
+        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer)], environ)
         port = self._port(engine)
         http = await self._proxy(f"http:{engine}", lambda: port)
+        if engine in self.real_names:
+            self._add_real_engine(engine, name, self._environ(redis), port, http)
+            return
         self._process(
             engine,
             [
@@ -196,6 +232,27 @@ class ChaosFleet:
             ],
             {},
         )
+
+    def _add_real_engine(
+        self, name: str, node: str, environ: dict[str, str], port: int, http: int
+    ) -> None:
+        cores = sorted(os.sched_getaffinity(0))
+        settings = {
+            "NAME": name,
+            "NODE": node,
+            "MODEL": str(demo_model(default_cache_dir(), lambda _: None)),
+            "SERVED_NAME": MODEL,
+            "SOCKET_PATH": str(self.folder / f"{node}.sock"),
+            "LOG_FILE": str(self.folder / f"{name}-vllm.txt"),
+            "PORT": str(port),
+            "KV_CACHE_BYTES": str(128 << 20),
+            "MAX_MODEL_TOKENS": "1024",
+            "CPU_CORES": str(cores[int(name[1:]) % len(cores)]),
+        }
+        environ |= {f"PREFIXFLEET_WORKER_{key}": value for key, value in settings.items()}
+        environ["VLLM_RPC_BASE_PATH"] = str(self.folder)  # else it leaves sockets in /tmp
+        command = [str(SCRIPTS / "real_engine.py"), f"http://127.0.0.1:{http}"]
+        self._process(name, command, environ)
 
     async def _add_router(self, name: str) -> None:
         redis = await self._redis_proxy(name)

@@ -82,16 +82,17 @@ class Oracle:
             return f"connection: {type(error).__name__}"
         if response.status != 200:
             refusal = answer.get("error", {})
-            self._note(f"{response.status} {refusal.get('message', answer)}")
+            self.note(f"{response.status} {refusal.get('message', answer)}")
             return f"status {response.status} {refusal.get('code', '')}"
         if answer["choices"][0]["text"] != await asyncio.to_thread(cold_answer, prompt):
-            self._note(f"WRONG: {len(prompt)} tokens, {answer['kv_transfer_params']}")
+            self.note(f"WRONG: {len(prompt)} tokens, {answer['kv_transfer_params']}")
             return "wrong"
         outcome = answer["kv_transfer_params"]["prefixfleet"]
         reused = outcome["local_blocks"] + outcome["pulled_blocks"]
         self.recent.append((reused, outcome["prompt_blocks"]))
         return "ok"
 
-    def _note(self, detail: str) -> None:
+    def note(self, detail: str) -> None:
+        """Keep one line for the report, of the first few."""
         if len(self.details) < 40:
             self.details.append(f"{self.now():.1f} s: {detail:.300}")

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
+from upstreams import Asked, FakeEngine
 
 Event = dict[str, Any]
 
@@ -131,3 +132,16 @@ def moved(name: Any) -> Event:
     """A block that went from GPU to host memory, where it stays reusable."""
     diff = {"type": "event_diff", "new_value": 1, "old_value": 0}
     return {"type": "updated", "block_hash": name, "cache_level": diff, "priority": None}
+
+
+async def counted(engine: FakeEngine, request: web.Request, asked: Asked) -> web.Response:
+    """A behaviour of `FakeEngine`: a whole answer with the number of the prompt's tokens, as
+    trtllm-serve gives it, which has no ``/tokenize``."""
+    if "messages" in asked:
+        text = engine.tokens.render(asked["messages"], asked.get("tools"))
+        ids = engine.tokens.of_text(text, add_special_tokens=False)
+    else:
+        prompt = asked["prompt"]
+        ids = engine.tokens.of_text(prompt) if isinstance(prompt, str) else prompt
+    usage = {"prompt_tokens": len(ids), "completion_tokens": 1, "total_tokens": len(ids) + 1}
+    return web.json_response({"choices": [{"index": 0, "text": engine.name}], "usage": usage})

@@ -1,0 +1,135 @@
+"""Clients of the real engines of a chaos run. Their cold answers are computed before anything is
+broken, each under a salt that nobody shares; what comes later is held against them, token by token.
+"""
+
+import asyncio
+import random
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from chaos_oracle import Ended, Oracle
+
+from prefixfleet.cluster.engine_command import BLOCK_TOKENS
+
+MODEL = "real"
+DOCUMENTS, BLOCKS, TAIL_TOKENS = 3, (2, 4, 6), 9
+ANSWER_TOKENS = 6
+COLD_S = 300.0
+ANSWER_LIMIT_S = 180.0
+"""Both engines may be away for a minute, and share their cores with everything else."""
+TIE = 0.01
+"""Two tokens whose log-probabilities are this close may change places with the batch's shape."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """The greedy answer without any cache, and how far ahead each of its tokens was."""
+
+    tokens: list[int]
+    leads: list[float]
+
+
+@dataclass
+class RealClients:
+    """Owned by the driver's loop. What they ask ends in ``oracle.ended``."""
+
+    oracle: Oracle
+    seed: int
+    asked: int = 0
+    ties: int = 0
+    blocks: int = 0
+    reused: int = 0
+    _cold: dict[tuple[int, ...], Cold] = field(default_factory=dict)
+
+    async def prepare(self, session: aiohttp.ClientSession) -> None:
+        """Every prompt's cold answer."""
+        dice = random.Random(self.seed)
+        for _ in range(DOCUMENTS):
+            document = dice.choices(range(400, 4_000), k=max(BLOCKS) * BLOCK_TOKENS)
+            for blocks in BLOCKS:
+                tail = dice.choices(range(400, 4_000), k=TAIL_TOKENS)
+                prompt = document[: blocks * BLOCK_TOKENS] + tail
+                asked = {"cache_salt": secrets.token_hex(8), "logprobs": 2}
+                answer = await self._post(session, self.oracle.urls[0], prompt, COLD_S, **asked)
+                self._cold[tuple(prompt)] = _cold(answer["choices"][0])
+
+    async def ask_for_ever(self, session: aiohttp.ClientSession, number: int) -> None:
+        """One client."""
+        dice = random.Random(self.seed * 1_000 + number)
+        prompts = list(self._cold)
+        while True:
+            router = dice.randrange(len(self.oracle.urls))
+            prompt = dice.choice(prompts)
+            began = self.oracle.now()
+            how = await self._ask(session, self.oracle.urls[router], prompt)
+            self.oracle.ended.append(Ended(began, self.oracle.now(), router, how))
+            self.asked += 1
+            if how != "ok":
+                await asyncio.sleep(0.5)
+
+    def report(self) -> dict[str, Any]:
+        """What became of them."""
+        share = self.reused / self.blocks if self.blocks else 0.0
+        return {"requests": self.asked, "ties": self.ties, "reused": round(share, 3)}
+
+    async def _ask(self, session: aiohttp.ClientSession, url: str, prompt: tuple[int, ...]) -> str:
+        try:
+            answer = await self._post(session, url, list(prompt), ANSWER_LIMIT_S)
+        except TimeoutError:
+            self.oracle.note(f"HUNG: {len(prompt)} tokens to a real engine")
+            return "hung"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return f"connection: {type(error).__name__}"
+        if "choices" not in answer:
+            refusal = answer.get("error", {})
+            self.oracle.note(f"real engine: {refusal.get('message', answer)}")
+            return f"status {refusal.get('code', '')}"
+        return self._judge(prompt, answer)
+
+    def _judge(self, prompt: tuple[int, ...], answer: dict[str, Any]) -> str:
+        cold, got = self._cold[prompt], answer["choices"][0]["token_ids"]
+        outcome = (answer.get("kv_transfer_params") or {}).get("prefixfleet") or {}
+        if got != cold.tokens:
+            differ = [a != b for a, b in zip(got, cold.tokens, strict=False)]
+            if len(got) == len(cold.tokens) and cold.leads[differ.index(True)] < TIE:
+                self.ties += 1
+                return "ok"
+            self.oracle.note(f"WRONG: {got}, cold {cold}, {outcome}")
+            return "wrong"
+        kinds = ("engine_blocks", "local_blocks", "pulled_blocks")
+        self.reused += sum(outcome.get(kind, 0) for kind in kinds)
+        self.blocks += outcome.get("prompt_blocks", 0)
+        return "ok"
+
+    async def _post(
+        self,
+        session: aiohttp.ClientSession,
+        url: str,
+        prompt: list[int],
+        limit_s: float,
+        **fields: Any,
+    ) -> dict[str, Any]:
+        body = {
+            "model": MODEL,
+            "prompt": prompt,
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        async with (
+            asyncio.timeout(limit_s),
+            session.post(f"{url}/v1/completions", json=body | fields) as response,
+        ):
+            answer: dict[str, Any] = await response.json()
+            return answer
+
+
+def _cold(choice: dict[str, Any]) -> Cold:
+    leads = []
+    for likely in choice["logprobs"]["top_logprobs"]:
+        best = sorted(likely.values(), reverse=True)
+        leads.append(best[0] - best[1] if len(best) > 1 else float("inf"))
+    return Cold(list(choice["token_ids"]), leads)

@@ -85,7 +85,7 @@ class PlainEngine:
             await engine.close()
 
     async def hello(self, **changes: Any) -> dict[str, Any]:
-        fields = {
+        fields: dict[str, Any] = {
             "version": CHANNEL_VERSION,
             "engine": "test",
             "role": "scheduler",

@@ -6,8 +6,9 @@ build needs to answer the same with and without reuse; a GPU engine takes its mo
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,7 +16,8 @@ from prefixfleet.cluster.settings import WorkerSettings
 
 BLOCK_TOKENS = 32
 """The CPU attention kernel takes multiples of 32 only; small blocks share more."""
-MAX_SEQUENCES = 8
+CPU_SEQUENCES = 8
+CPU_KV_CACHE_BYTES = 512 << 20
 CONNECTOR = "PrefixfleetConnector"
 CONNECTOR_MODULE = "prefixfleet.cluster.connector"
 
@@ -41,18 +43,30 @@ def engine_command(settings: WorkerSettings, port: int) -> list[str]:
         "--host": settings.host,
         "--port": port,
         "--max-model-len": settings.max_model_tokens,
-        "--max-num-seqs": MAX_SEQUENCES,
-        "--kv-cache-memory-bytes": settings.kv_cache_bytes,
         "--generation-config": "vllm",
         "--kv-transfer-config": json.dumps(transfer),
         "--kv-events-config": json.dumps(_events(settings)),
+        **_sizes(settings, cpu=_is_cpu_build()),
     }
     for name, value in options.items():
         command += [name, str(value)]
     command += ["--enable-prompt-tokens-details", "--disable-uvicorn-access-log"]
     if _is_cpu_build():
         command += ["--dtype", "float32", "--enforce-eager", "--block-size", str(BLOCK_TOKENS)]
-    return command
+    return command + shlex.split(settings.engine_options)
+
+
+def _sizes(settings: WorkerSettings, *, cpu: bool) -> dict[str, Any]:
+    """What a GPU engine finds out itself, a CPU engine is told."""
+    sizes: dict[str, Any] = {}
+    if settings.kv_cache_bytes or cpu:
+        sizes["--kv-cache-memory-bytes"] = settings.kv_cache_bytes or CPU_KV_CACHE_BYTES
+    if cpu:
+        sizes["--max-num-seqs"] = CPU_SEQUENCES
+    if settings.tensor_parallel > 1:
+        sizes["--tensor-parallel-size"] = settings.tensor_parallel
+        sizes["--distributed-executor-backend"] = "mp"  # Ray places engines, not their ranks
+    return sizes
 
 
 def _events(settings: WorkerSettings) -> dict[str, Any]:
@@ -77,14 +91,17 @@ def engine_environ(settings: WorkerSettings, base: Mapping[str, str]) -> dict[st
         "VLLM_HOST_IP": settings.host,
     }
     if settings.cpu_cores:
-        environ["VLLM_CPU_OMP_THREADS_BIND"] = settings.cpu_cores
+        cores, ranks = settings.cpu_cores.split(","), settings.tensor_parallel
+        shares = [cores_for(rank, ranks, cores) for rank in range(ranks)]
+        environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(shares)
     return environ
 
 
-def cores_for(worker: int, workers: int, cores: list[int]) -> str:
-    """Cores of one of ``workers`` engines on a host: an equal share, so that they don't collide.
+def cores_for(worker: int, workers: int, cores: Sequence[int | str]) -> str:
+    """Cores of one of ``workers`` engines on a host, or ranks of an engine: an equal share, so that
+    they don't collide.
 
-    More engines than cores share them one by one.
+    More of them than cores share them one by one.
     """
     share = len(cores) // workers
     if share == 0:

@@ -4,6 +4,7 @@ Each is one frozen record, read from ``PREFIXFLEET_NODE_*`` or ``PREFIXFLEET_WOR
 whole fleet agrees on (name, Redis, secret) is `prefixfleet.store.settings.FleetSettings`.
 """
 
+import shlex
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,6 +18,17 @@ MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
 MAX_DRAIN_S = 3600
+MAX_RANKS = 64
+
+OUR_OPTIONS = frozenset(
+    {
+        *("--model", "--served-model-name", "--host", "--port", "--max-model-len"),
+        *("--kv-cache-memory-bytes", "--kv-transfer-config", "--kv-events-config"),
+        *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
+        *("--distributed-executor-backend", "--enable-prompt-tokens-details"),
+    }
+)
+"""Of vLLM's options those that a worker sets itself, or that its blocks cannot follow."""
 
 LinkName = Literal["auto", "shm", "ucx", "tcp"]
 EncodingName = Literal["exact", "fp8-values", "int8-fp8", "int8", "fp8"]
@@ -88,7 +100,11 @@ class TrtllmSettings(Section):
 
 
 class WorkerSettings(Section):
-    """One engine: which model it serves, for which node, and how much memory and CPU it takes."""
+    """One engine: which model it serves, for which node, and how much memory and CPU it takes.
+
+    ``kv_cache_bytes``, of each rank: 0 is what the engine finds free on a GPU, and 512 MiB on a
+    CPU. ``engine_options`` are further words of vLLM's command line, quoted as in a shell.
+    """
 
     section: ClassVar[str] = "WORKER_"
 
@@ -100,9 +116,11 @@ class WorkerSettings(Section):
     served_name: str = ""
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=0, ge=0, le=65535)
-    kv_cache_bytes: int = Field(default=512 << 20, ge=1 << 20)
+    kv_cache_bytes: int = Field(default=0, ge=0)
     max_model_tokens: int = Field(default=4096, ge=64)
-    cpu_cores: str = Field(default="", pattern=r"^[0-9,-]*$")
+    tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
+    engine_options: str = ""
+    cpu_cores: str = Field(default="", pattern=r"^([0-9]+(,[0-9]+)*)?$")
     drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
     rollout: int = Field(default=0, ge=0)
     encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only
@@ -111,6 +129,23 @@ class WorkerSettings(Section):
     @classmethod
     def _is_a_model(cls, folder: Path) -> Path:
         return check_model(folder)
+
+    @field_validator("kv_cache_bytes")
+    @classmethod
+    def _some_blocks(cls, count: int) -> int:
+        if 0 < count < 1 << 20:
+            raise ValueError(f"got {count}, expected at least {1 << 20}, or 0 for the default")
+        return count
+
+    @field_validator("engine_options")
+    @classmethod
+    def _not_ours(cls, text: str) -> str:
+        words = shlex.split(text)  # raises ValueError for a quotation that does not end
+        if ours := sorted({w.split("=")[0].replace("_", "-") for w in words} & OUR_OPTIONS):
+            raise ValueError(
+                f"got {', '.join(ours)}, which prefixfleet sets; expected other options of vLLM"
+            )
+        return text
 
     @property
     def model_name(self) -> str:

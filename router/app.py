@@ -76,8 +76,15 @@ async def _serve_plain(router: Router, client: LaneClient, route: Route) -> None
     try:
         status = await _guarded_plain(router, client, route)
     finally:
-        router.in_flight -= 1
-        router.metrics.labelled(router.metrics.requests, route.path, f"{status}").inc()
+        _ended(router, route.path, status)
+
+
+def _ended(router: Router, route: str, status: int) -> None:
+    router.in_flight -= 1
+    metrics = router.metrics
+    router.afterwards.note(metrics.labelled(metrics.requests, route, f"{status}").inc)
+    if not router.in_flight:
+        router.afterwards.catch_up()
 
 
 async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> int:
@@ -127,8 +134,7 @@ async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamRe
         status = response.status
         return response
     finally:
-        router.in_flight -= 1
-        router.metrics.requests.labels(name, f"{status}").inc()
+        _ended(router, name, status)
 
 
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,7 +1,7 @@
 """What is known of a prompt on each worker, in the form in which the policy compares it. No I/O."""
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -31,9 +31,9 @@ class Findings(Struct, kw_only=True):
         """Blocks that ``node`` holds or will hold."""
         return max(self.held.get(node, 0), self.expected.get(node, 0))
 
-    def nodes(self) -> Collection[str]:
-        """Nodes that are not like the others."""
-        return self.held.keys() | self.expected.keys()
+    def nodes(self) -> Iterable[str]:
+        """Nodes that are not like the others; always in the same order, some twice."""
+        return (*self.held, *self.expected)
 
 
 def candidate(

@@ -17,6 +17,7 @@ from typing import Self
 import aiohttp
 
 from prefixfleet.router.activity import Activity
+from prefixfleet.router.afterwards import Afterwards
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.dispatch import Dispatcher
@@ -78,6 +79,7 @@ class Router:
         self.settings = settings
         self.clock = clock
         self.metrics = Metrics()
+        self.afterwards = Afterwards()
         self.activity = Activity(clock, time.time)
         self.degraded = Degraded(clock)
         self.view = View(clock)
@@ -150,6 +152,7 @@ class Router:
         self.keys.load()
         self.static.load()
         async with AsyncExitStack() as stack:
+            stack.callback(self.afterwards.close)
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.push_async_callback(self.engines.close)
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)

@@ -16,7 +16,7 @@ import aiohttp
 from prefixfleet.store.engine_follower import Losses
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.errors import IndexUnavailable, ProtocolError
-from prefixfleet.store.trtllm_events import MAX_POLL_BYTES, decode_poll
+from prefixfleet.store.trtllm_events import MAX_POLL_BYTES, PolledEvent, decode_poll
 from prefixfleet.store.trtllm_mirror import PolledMirror
 
 PATH = "/kv_cache_events"
@@ -25,6 +25,7 @@ POLL_LIMIT_S = 10.0
 BUSY_S = 0.05  # between two polls that told something; a question costs the engine a few ms
 IDLE_S = 0.5
 FAILED_S = 2.0
+HELD_UP_BYTES = 64 * 1024  # decoded at once, in 2 ms; more goes to a thread, or requests would wait
 CLAIM_S = 2.0  # so often the right to poll is claimed again; it lasts five times as long
 FAILURES_SHOWN = 3  # in a row: an engine that starts, or has seen no prompt yet, refuses a few
 
@@ -128,11 +129,16 @@ class EnginePoller:
         body = await self._ask(session)
         self._failures, self.connected = 0, True
         try:
-            events = decode_poll(body, self._block_tokens)
+            events = await self._decoded(body)
         except ProtocolError as error:
             log.warning("%s: a poll's events are dropped, and all known: %s", self._url, error)
             return self._polled.lost(), True
         return self._polled.take(events), bool(events)
+
+    async def _decoded(self, body: bytes) -> tuple[PolledEvent, ...]:
+        if len(body) <= HELD_UP_BYTES:
+            return decode_poll(body, self._block_tokens)
+        return await asyncio.to_thread(decode_poll, body, self._block_tokens)
 
     async def _ask(self, session: aiohttp.ClientSession) -> bytes:
         try:

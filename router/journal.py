@@ -1,5 +1,7 @@
 """Whose load changed since somebody last asked: a bounded list of names, read by position."""
 
+from collections.abc import Iterable
+
 MAX_KEPT = 20_000
 """Changes kept for those that read. Who asks later than that has to look at everybody anew."""
 
@@ -24,8 +26,9 @@ class Journal:
             del self._names[:half]
             self._dropped += half
 
-    def since(self, position: int) -> set[str] | None:
-        """Names that changed since ``position`` was the end; None if that is too long ago."""
+    def since(self, position: int) -> Iterable[str] | None:
+        """Names that changed since ``position`` was the end, each once and always in the same
+        order; None if that is too long ago."""
         if position < self._dropped:
             return None
-        return set(self._names[position - self._dropped :])
+        return dict.fromkeys(self._names[position - self._dropped :])

@@ -1,7 +1,6 @@
 """Log lines as JSON objects, one a line: time, level, logger, message, and a decision's terms."""
 
 import logging
-import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -18,8 +17,8 @@ class DecisionRecord(logging.LogRecord):
     """An INFO line with ``terms``: what ``log.info(form, terms, extra={DECISION: terms})`` makes,
     without looking for what nobody prints (threads, processes, the caller)."""
 
-    def __init__(self, name: str, form: str, terms: Mapping[str, object]) -> None:
-        now = time.time()
+    def __init__(self, name: str, form: str, terms: Mapping[str, object], now: float) -> None:
+        """``now`` is when it was taken, in seconds since 1970."""
         self.__dict__.update(_NOT_LOOKED_FOR)
         self.__dict__.update(
             {"name": name, "msg": form, "args": terms, DECISION: terms},

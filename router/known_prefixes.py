@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from operator import add
 from threading import Lock
 
 from tokenizers import AddedToken
@@ -80,7 +81,9 @@ class KnownPrefixes:
         cuts = _cuts_of(added)
         self._cuts, self._cut_ids = frozenset(cuts.values()), frozenset(cuts)
         self._cut_texts = tuple(self._cuts)
-        self._pattern = _pattern_of(added) if cuts else None
+        raw = {token.content for token in added.values() if not token.normalized}
+        self._all_cut = raw == self._cuts
+        self._pattern = _pattern_of(raw) if cuts else None
         self._lock = Lock()
         self._numbers = count()
         self._places: dict[_Key, _Place] = {}
@@ -122,6 +125,10 @@ class KnownPrefixes:
         """The text in pieces, each but the first beginning with a token that may be cut at."""
         assert self._pattern is not None
         cuts = self._cuts
+        if self._all_cut:
+            first, *others = self._pattern.split(text)
+            pieces = list(map(add, others[::2], others[1::2]))
+            return [first, *pieces] if first or not pieces else pieces
         starts = [match.start() for match in self._pattern.finditer(text) if match[0] in cuts]
         if not starts or starts[0]:
             starts.insert(0, 0)
@@ -237,7 +244,7 @@ def _cuts_of(added: Mapping[int, AddedToken]) -> dict[int, str]:
     }
 
 
-def _pattern_of(added: Mapping[int, AddedToken]) -> re.Pattern[str]:
+def _pattern_of(raw: Iterable[str]) -> re.Pattern[str]:
     """Finds added tokens in a raw text as the tokenizer does: leftmost, and longest of those."""
-    texts = sorted((t.content for t in added.values() if not t.normalized), key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, texts)))
+    texts = sorted(raw, key=len, reverse=True)
+    return re.compile(f"({'|'.join(map(re.escape, texts))})")

@@ -80,9 +80,10 @@ class Lineup:
         """Put those whose load has changed in their places. Call it before a decision."""
         changed = self._book.journal.since(self._read_to)
         self._read_to = self._book.journal.end
-        for name in self._places.keys() if changed is None else changed & self._places.keys():
-            self._step_out(self._places[name], name)
-            self._step_in(self._places[name], name)
+        for name in self._places if changed is None else changed:
+            if place := self._places.get(name):
+                self._step_out(place, name)
+                self._step_in(place, name)
 
     def regroup(self, name: str) -> None:
         """Worker ``name`` is found to be faster or slower than was known."""

@@ -115,7 +115,8 @@ class Metrics:
         self.degraded = Gauge("prefixfleet_degraded", "Degraded modes", ["mode"], registry=r)
 
     def read_gauges(self, router: "Router") -> None:
-        """Set what is read rather than counted."""
+        """Set what is read rather than counted, after what is still to be counted."""
+        router.afterwards.catch_up()
         self.in_flight.set(router.in_flight)
         self.nodes.set(len(router.view.members))
         self.view_blocks.set(len(router.view))

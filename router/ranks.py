@@ -5,12 +5,15 @@ The others of a group differ in when they are free only.
 """
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import attrgetter
 
+from msgspec import structs
+
 from prefixfleet.router.book import Load
 from prefixfleet.router.candidates import Findings, candidate, over_links
-from prefixfleet.router.lineup import Group, Lineup
+from prefixfleet.router.lineup import Group, Lineup, Links
 from prefixfleet.router.policy import Candidate, Decision, Rank, Source, best_for, least_seconds
 from prefixfleet.router.worker import Worker
 
@@ -32,7 +35,8 @@ class Ranks:
     ) -> None:
         self._tokens, self._lineup, self._findings = tokens, lineup, findings
         self._now_s, self._load, self._single = now_s, load, single
-        self._links: dict[tuple[bytes, int], Sequence[Source]] = {}
+        self._linked: dict[tuple[bytes, int], Sequence[Source]] = {}
+        self._judged: dict[tuple[int, float], Decision] = {}
 
     def __iter__(self) -> Iterator[Rank]:
         """In the order of their bounds."""
@@ -53,8 +57,8 @@ class Ranks:
         for findings in self._findings.values():
             for node in findings.nodes():
                 found |= {worker.name: worker for worker in lineup.on_node.get(node, ())}
-            for name in findings.own.keys() & lineup.workers.keys():
-                found[name] = lineup.workers[name]
+            mine = (lineup.workers.get(name) for name in findings.own)
+            found |= {worker.name: worker for worker in mine if worker}
         return found
 
     def _rank_of(self, worker: Worker) -> Rank:
@@ -73,13 +77,16 @@ class Ranks:
 
     def _not_computing(self, group: Group, apart: Collection[str]) -> Iterator[Rank]:
         """Of a group those that are free, and those that generate, without those ``apart``."""
-        free, generating = self._lineup.positions(group, apart)
-        if count := len(group.free) - len(free):
-            yield Rank(
-                bound_s=self._bound_s(group, 0.0),
-                judge=lambda number: self._judge(group, group.free[_nth(number, free)], 0.0),
-                count=count,
-            )
+        taken, generating = self._lineup.positions(group, apart)
+        late = [name for name in self._late(group) if name not in apart]
+        free = len(group.free) - len(taken)
+
+        def judge_free(number: int) -> Decision:
+            name = group.free[_nth(number, taken)] if number < free else late[number - free]
+            return self._judge(group, name, 0.0)
+
+        if count := free + len(late):
+            yield Rank(bound_s=self._bound_s(group, 0.0), judge=judge_free, count=count)
         if count := len(group.generating) - len(generating):
             step_s, _ = group.generating[_nth(0, generating)]
             yield Rank(
@@ -89,13 +96,19 @@ class Ranks:
                 alike=False,
             )
 
+    def _late(self, group: Group) -> list[str]:
+        """Those that should be done by now: as good as free, if they generate nothing besides."""
+        end = bisect_left(group.computing, (self._now_s, ""))
+        return [name for _, name in group.computing[:end] if not self._lineup.step_s(name)]
+
     def _judge_generating(self, group: Group, position: int) -> Decision:
         step_s, name = group.generating[position]
         return self._judge(group, name, step_s)
 
     def _computing(self, group: Group, apart: Collection[str]) -> Iterator[Rank]:
+        late = set(self._late(group))
         for free_at_s, name in group.computing:
-            if name not in apart:
+            if name not in apart and name not in late:
                 yield Rank(
                     bound_s=self._bound_s(group, max(0.0, free_at_s - self._now_s)),
                     judge=lambda _, name=name: self._judge(  # type: ignore[misc]
@@ -108,16 +121,24 @@ class Ranks:
         return least_seconds(self._tokens, busy_s, group.prefill, reach, group.worker.block_tokens)
 
     def _judge(self, group: Group, name: str, busy_s: float) -> Decision:
+        """Once for all of a group that are busy for as long."""
+        key = (id(group), busy_s)
+        if found := self._judged.get(key):
+            return structs.replace(found, worker=name)
         worker = self._lineup.workers[name]
         findings = self._findings[worker.namespace]
-        key = (worker.namespace, id(group.links))
-        if key not in self._links:
-            # not one of them is a source: who holds something is compared by itself
-            self._links[key] = over_links("", group.links, findings.sources)
-        return best_for(
-            self._tokens,
-            candidate(worker, findings, self._load(name), busy_s, group.prefill, self._links[key]),
-        )
+        sources = self._over_links(worker.namespace, group.links)
+        load = self._load(name)
+        seen = candidate(worker, findings, load, busy_s, group.prefill, sources)
+        self._judged[key] = decision = best_for(self._tokens, seen)
+        return decision
+
+    def _over_links(self, namespace: bytes, links: Links) -> Sequence[Source]:
+        """The sources as a group sees them: none of it is one, or it would be compared apart."""
+        key = (namespace, id(links))
+        if key not in self._linked:
+            self._linked[key] = over_links("", links, self._findings[namespace].sources)
+        return self._linked[key]
 
 
 def _nth(number: int, without: Sequence[int]) -> int:

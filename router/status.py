@@ -12,6 +12,7 @@ PERCENTILES = (50, 90, 99)
 
 def status_of(router: Router) -> dict[str, Any]:
     """Everything worth knowing about a router, as JSON."""
+    router.afterwards.catch_up()
     now = router.clock()
     return {
         "uptime_s": round(now - router.started_s, 3),

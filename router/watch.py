@@ -1,6 +1,7 @@
 """What is recorded of each request: metrics, the decision's headers, and one line that says why."""
 
 import logging
+import time
 
 from msgspec import Struct
 
@@ -9,6 +10,7 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
+from prefixfleet.router.estimate import PrefillModel
 from prefixfleet.router.headers import OURS
 from prefixfleet.router.json_log import DecisionRecord
 from prefixfleet.router.keys import Key
@@ -26,6 +28,7 @@ WHY = (
     "prefill %(prefill_s).3f s"
 )
 ORIGINS = ("engine", "local", "pulled", "computed")
+MAX_KEPT_BYTES = 64 * 1024  # of an answer that waits to be read for what its engine says
 MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
 
 
@@ -66,17 +69,19 @@ class Passage(Struct, frozen=True, kw_only=True):
 
     def say_why(self, dispatched: Dispatched) -> None:
         """The line that says why this worker."""
-        decision = dispatched.decision
+        if self.router.tracing.on:
+            self.span.decided(self.terms(dispatched))
+        model, now = self.router.dispatcher.prefill_model(dispatched.worker), time.time()
+        self.router.afterwards.note(lambda: self._note_sent(dispatched, model, now))
+
+    def _note_sent(self, dispatched: Dispatched, model: PrefillModel, at: float) -> None:
         metrics = self.router.metrics
-        pulls = "yes" if decision.source else "no"
+        pulls = "yes" if dispatched.decision.source else "no"
         metrics.labelled(metrics.decisions, dispatched.worker.name, pulls).inc()
-        terms = self.terms(dispatched)
-        self.span.decided(terms)
-        model = self.router.dispatcher.prefill_model(dispatched.worker)
         cold_s = model.seconds(self.prompt.tokens, 0)
         self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         if log.isEnabledFor(logging.INFO):
-            log.handle(DecisionRecord(log.name, WHY, terms))
+            log.handle(DecisionRecord(log.name, WHY, self.terms(dispatched), at))
 
     def terms(self, dispatched: Dispatched) -> dict[str, str | int | float]:
         """What the decision rests on, by name."""
@@ -98,13 +103,18 @@ class Passage(Struct, frozen=True, kw_only=True):
     def note_first_byte(self, dispatched: Dispatched, charge: Charge) -> None:
         """Compare the estimate with what happened, and learn from it."""
         now_s = self.router.clock()
-        metrics, decision = self.router.metrics, dispatched.decision
-        metrics.labelled(metrics.ttft_s, self.route.name).observe(now_s - self.received_s)
-        if self.is_streamed:
-            observed_s = now_s - charge.started_s
-            self.router.activity.first_byte(self.id, observed_s)
-            metrics.estimate_error_s.observe(abs(decision.total_s - observed_s))
+        observed_s = now_s - charge.started_s if self.is_streamed else None
+        if observed_s is not None:
             self.router.dispatcher.learn(dispatched, self.prompt, charge)
+        estimated_s, ttft_s = dispatched.decision.total_s, now_s - self.received_s
+        self.router.afterwards.note(lambda: self._note_times(ttft_s, estimated_s, observed_s))
+
+    def _note_times(self, ttft_s: float, estimated_s: float, observed_s: float | None) -> None:
+        metrics = self.router.metrics
+        metrics.labelled(metrics.ttft_s, self.route.name).observe(ttft_s)
+        if observed_s is not None:
+            self.router.activity.first_byte(self.id, observed_s)
+            metrics.estimate_error_s.observe(abs(estimated_s - observed_s))
 
     def note_pace(self, dispatched: Dispatched, charge: Charge, events: int) -> None:
         """Learn from a stream how fast its tokens came: an event is one token of one sequence."""
@@ -119,6 +129,12 @@ class Passage(Struct, frozen=True, kw_only=True):
         """Count where the prompt's tokens came from: as the engine says, else as planned."""
         if self.prompt.blind or not self.prompt.tokens:
             return
+        if len(whole) > MAX_KEPT_BYTES:
+            self._note_reuse(dispatched, whole)
+        else:
+            self.router.afterwards.note(lambda: self._note_reuse(dispatched, whole))
+
+    def _note_reuse(self, dispatched: Dispatched, whole: bytes) -> None:
         block_tokens = dispatched.worker.block_tokens
         outcome = read_outcome(whole) if whole else None
         if outcome:

@@ -8,10 +8,8 @@ are hexadecimal text. Unknown types and fields are skipped; a known event of a w
 error, because what it said is lost.
 """
 
-import reprlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
 
 import msgspec
 
@@ -22,9 +20,11 @@ MAX_POLL_BYTES = 64 * 1024 * 1024
 """A token takes about 64 bytes: a million tokens between two polls."""
 MAX_BLOCK_TOKENS = 65_536
 
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+Hash = int | Annotated[str, msgspec.Meta(min_length=1)]
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolledEvent:
+
+class PolledEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One event. ``number`` counts from 0 at every start of the engine, for each ``rank``.
 
     ``window`` is the attention window of the layers that it is about. ``said`` is empty where it
@@ -34,8 +34,54 @@ class PolledEvent:
     number: int
     rank: int
     window: int
-    kind: Literal["created", "stored", "removed", "other"]
     said: tuple[EngineEvent, ...] = ()
+
+
+class _Token(msgspec.Struct, frozen=True, gc=False):
+    """Its id is text where an image is in its place; an extra id is an image's or a prompt's."""
+
+    token_id: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | str
+    token_extra_id: int | None = 0
+
+
+class _Block(msgspec.Struct, frozen=True):
+    """Older engines tell a salt as a number, which names no salt of ours; they tell no LoRA."""
+
+    block_hash: Hash
+    tokens: Annotated[list[_Token], msgspec.Meta(max_length=MAX_BLOCK_TOKENS)]
+    cache_salt: int | str | None = None
+    mm_keys: list[Any] | None = None
+    lora_id: int | str | None = None
+    lora_name: str | None = None
+
+    @property
+    def is_scoped(self) -> bool:
+        """Whether anything but its tokens and a salt of ours is in its hash."""
+        others = (self.mm_keys, self.lora_id, self.lora_name)
+        return (
+            any(other not in (None, "", []) for other in others)
+            or isinstance(self.cache_salt, int)
+            or any(t.token_extra_id or isinstance(t.token_id, str) for t in self.tokens)
+        )
+
+
+class _Data(msgspec.Struct, frozen=True):
+    type: str
+    parent_hash: Hash | None = None
+    blocks: list[_Block] | None = None
+    block_hashes: list[Hash] | None = None
+    lora_name: str | None = None
+
+
+class _Told(msgspec.Struct, frozen=True):
+    event_id: Count
+    data: _Data
+    window_size: Count | None = None
+    attention_dp_rank: Count | None = None
+    layer_group_id: Count | None = None
+
+
+_DECODER = msgspec.json.Decoder(list[_Told])
 
 
 def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
@@ -45,141 +91,82 @@ def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
         ProtocolError: not events; what the answer told is lost.
     """
     try:
-        told = msgspec.json.decode(body)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"kv_cache_events: not JSON ({error})") from error
-    if not isinstance(told, list):
-        raise ProtocolError(f"kv_cache_events: got {_short(told)}, expected an array of events")
-    return tuple(_event(raw, block_tokens) for raw in told)
-
-
-def _event(raw: object, block_tokens: int) -> PolledEvent:
-    if not isinstance(raw, dict) or not isinstance(data := raw.get("data"), dict):
-        raise ProtocolError(f"kv_cache_events: got {_short(raw)}, expected event_id and data")
-    number, rank = _count(raw, "event_id"), _count(raw, "attention_dp_rank", 0)
-    window = _count(raw, "window_size", 0)
-    place = (f"rank {rank}", _count(raw, "layer_group_id", 0))
-    match data.get("type"):
-        case "created":
-            return PolledEvent(number=number, rank=rank, window=window, kind="created")
-        case "stored":
-            said: tuple[EngineEvent, ...] = tuple(_stored(data, place, block_tokens))
-            return PolledEvent(number=number, rank=rank, window=window, kind="stored", said=said)
-        case "removed":
-            gone = BlocksRemoved(hashes=_hashes(data), medium=place[0], group=place[1])
-            return PolledEvent(
-                number=number, rank=rank, window=window, kind="removed", said=(gone,)
+        told = _DECODER.decode(body)
+        return tuple(
+            PolledEvent(
+                number=event.event_id,
+                rank=event.attention_dp_rank or 0,
+                window=event.window_size or 0,
+                said=tuple(_said(event, block_tokens)),
             )
-        case _:
-            return PolledEvent(number=number, rank=rank, window=window, kind="other")
+            for event in told
+        )
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"kv_cache_events: {error}") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Block:
-    name: EngineHash
-    token_ids: tuple[int, ...]
-    salt: str
-    scoped: bool
+def _said(event: _Told, block_tokens: int) -> Iterator[EngineEvent]:
+    data, medium = event.data, f"rank {event.attention_dp_rank or 0}"
+    group = event.layer_group_id or 0
+    if data.type == "stored":
+        if data.blocks is None:
+            raise ProtocolError("kv_cache_events: an event of type stored without blocks")
+        yield from _stored(data, data.blocks, (medium, group), block_tokens)
+    elif data.type == "removed":
+        if data.block_hashes is None:
+            raise ProtocolError("kv_cache_events: an event of type removed without block_hashes")
+        names = tuple(_name(one) for one in data.block_hashes)
+        yield BlocksRemoved(hashes=names, medium=medium, group=group)
 
 
 def _stored(
-    data: dict[str, Any], place: tuple[str, int], block_tokens: int
-) -> Sequence[BlocksStored]:
+    data: _Data, told: Sequence[_Block], place: tuple[str, int], block_tokens: int
+) -> Iterator[BlocksStored]:
     """The full blocks, cut where one begins that its tokens do not name.
 
     The last block of a prompt is told before it is full: fewer tokens than the others. More tokens
     than ``block_tokens`` in any, or another number in one that is not the last, is another block
     size, and is told as it is: whoever follows must see that nothing will match.
     """
-    told = data.get("blocks")
-    if not isinstance(told, list):
-        raise ProtocolError(f"kv_cache_events: stored without blocks: {_short(data)}")
-    parent = data.get("parent_hash")
-    above = None if parent is None else _hash(parent)
-    blocks = [_block(one, data) for one in told]
-    size = max((len(block.token_ids) for block in blocks), default=0)
-    if size <= block_tokens and all(len(b.token_ids) == block_tokens for b in blocks[:-1]):
+    above = None if data.parent_hash is None else _name(data.parent_hash)
+    size = max((len(block.tokens) for block in told), default=0)
+    if size <= block_tokens and all(len(b.tokens) == block_tokens for b in told[:-1]):
         size = block_tokens
-    runs: list[BlocksStored] = []
-    for run in _runs([block for block in blocks if len(block.token_ids) == size]):
-        runs.append(
-            BlocksStored(
-                hashes=tuple(block.name for block in run),
-                parent=above,
-                token_ids=tuple(token for block in run for token in block.token_ids),
-                block_tokens=size,
-                medium=place[0],
-                group=place[1],
-                salt=run[0].salt if above is None else "",
-                scoped=run[0].scoped,
-            )
+    for run, is_scoped in _runs([block for block in told if len(block.tokens) == size]):
+        salt = run[0].cache_salt
+        yield BlocksStored(
+            hashes=tuple(_name(block.block_hash) for block in run),
+            parent=above,
+            token_ids=tuple(_ids(run)) if not is_scoped else (),
+            block_tokens=size,
+            medium=place[0],
+            group=place[1],
+            salt=salt if above is None and isinstance(salt, str) else "",
+            scoped=is_scoped or bool(data.lora_name),
         )
-        above = run[-1].name
-    return runs
+        above = _name(run[-1].block_hash)
 
 
-def _runs(blocks: Sequence[_Block]) -> list[list[_Block]]:
-    runs: list[list[_Block]] = []
+def _runs(blocks: Sequence[_Block]) -> list[tuple[list[_Block], bool]]:
+    """Blocks that follow each other and are all scoped, or all not."""
+    runs: list[tuple[list[_Block], bool]] = []
     for block in blocks:
-        if runs and runs[-1][-1].scoped == block.scoped:
-            runs[-1].append(block)
+        is_scoped = block.is_scoped
+        if runs and runs[-1][1] == is_scoped:
+            runs[-1][0].append(block)
         else:
-            runs.append([block])
+            runs.append(([block], is_scoped))
     return runs
 
 
-def _block(raw: object, data: dict[str, Any]) -> _Block:
-    """Older engines tell a salt as a number, which names no salt of ours; they tell no LoRA."""
-    if not isinstance(raw, dict) or not isinstance(tokens := raw.get("tokens"), list):
-        raise ProtocolError(f"kv_cache_events: got {_short(raw)}, expected block_hash and tokens")
-    if len(tokens) > MAX_BLOCK_TOKENS:
-        raise ProtocolError(f"kv_cache_events: a block of {len(tokens)} tokens")
-    pairs = [_token(token) for token in tokens]
-    salt = raw.get("cache_salt")
-    others = [raw.get("mm_keys"), raw.get("lora_id"), raw.get("lora_name"), data.get("lora_name")]
-    named = salt if isinstance(salt, str) else ""
-    scoped = (
-        any(extra for _, extra in pairs)
-        or any(other not in (None, "", []) for other in others)
-        or salt not in (None, named)
-    )
-    return _Block(_hash(raw.get("block_hash")), tuple(t for t, _ in pairs), named, scoped)
+def _ids(run: Sequence[_Block]) -> Iterator[int]:
+    """Token ids of blocks that are not scoped, none of which is text."""
+    for block in run:
+        for token in block.tokens:
+            if isinstance(token.token_id, int):
+                yield token.token_id
 
 
-def _token(raw: object) -> tuple[int, bool]:
-    """(its id, whether more than the id names it: images and prompt tuning)."""
-    if isinstance(raw, dict):
-        token, extra = raw.get("token_id"), raw.get("token_extra_id")
-        if isinstance(token, str):  # the digest of an image in a token's place
-            return 0, True
-        if isinstance(token, int) and 0 <= token < 2**32:
-            return token, extra not in (None, 0)
-    raise ProtocolError(f"kv_cache_events: got the token {_short(raw)}, expected token_id")
-
-
-def _hashes(data: dict[str, Any]) -> tuple[EngineHash, ...]:
-    told = data.get("block_hashes")
-    if not isinstance(told, list):
-        raise ProtocolError(f"kv_cache_events: removed without block_hashes: {_short(data)}")
-    return tuple(_hash(one) for one in told)
-
-
-def _hash(raw: object) -> EngineHash:
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        return raw % 2**64  # some write the same 64 bits with a sign
-    if isinstance(raw, str) and raw:
-        return raw.encode("utf-8", "surrogatepass")
-    raise ProtocolError(f"kv_cache_events: got the hash {_short(raw)}, expected 64 bits or text")
-
-
-def _count(raw: dict[str, Any], name: str, absent: int | None = None) -> int:
-    value = raw.get(name, absent)
-    if value is None and absent is not None:
-        return absent
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63:
-        return value
-    raise ProtocolError(f"kv_cache_events: {name} is {_short(value)}, expected a number from 0 on")
-
-
-def _short(value: object) -> str:
-    return f"{reprlib.repr(value):.100}"
+def _name(told: int | str) -> EngineHash:
+    """Some write the same 64 bits with a sign."""
+    return told % 2**64 if isinstance(told, int) else told.encode("utf-8", "surrogatepass")

@@ -176,3 +176,10 @@ class Libucp:
 def address_of(view: memoryview) -> int:
     """Where a writable buffer lies; it must outlive the use of the address."""
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
+
+
+def memory_at(address: int, length: int) -> memoryview:
+    """A view of memory that only UCX touches, as a segment or a target of `UcxLink`: on a GPU,
+    ``memory_at(tensor.data_ptr(), tensor.nbytes)``. The memory must outlive the view; where it is
+    not the host's, reading the view here ends the process."""
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")

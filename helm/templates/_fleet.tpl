@@ -54,7 +54,18 @@ object-store-memory: "268435456"
 num-cpus: {{ .cpus | quote }}
 num-gpus: {{ .gpus | default 0 | quote }}
 object-store-memory: "268435456"
-resources: {{ printf "'{\"prefixfleet_engines\": %d}'" (int (.engines | default .gpus | default 1)) | quote }}
+resources: {{ printf "'{\"prefixfleet_engines\": %d}'" (int (include "prefixfleet.engines" .)) | quote }}
+{{- end -}}
+
+{{/* how many engines a group's pod has: one for so many GPUs as it has ranks */}}
+{{- define "prefixfleet.engines" -}}
+{{- $ranks := int ((.workerSettings | default dict).tensor_parallel | default 1) -}}
+{{- $gpus := int (.gpus | default 0) -}}
+{{- $engines := int (.engines | default (max 1 (div $gpus $ranks))) -}}
+{{- if and (gt $ranks 1) $gpus (ne (mul $engines $ranks) $gpus) -}}
+{{- fail (printf "group %s: %d engines of %d ranks (workerSettings.tensor_parallel) take %d GPUs, its pod has %d; set engines, gpus or tensor_parallel" .name $engines $ranks (mul $engines $ranks) $gpus) -}}
+{{- end -}}
+{{- $engines -}}
 {{- end -}}
 
 {{/* the same as arguments of `ray start` */}}

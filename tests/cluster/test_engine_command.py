@@ -9,14 +9,18 @@ from prefixfleet.cluster.engine_command import cores_for, engine_command, engine
 from prefixfleet.cluster.settings import WorkerSettings
 
 
+def worker(folder, **others):
+    for name in ("config.json", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return WorkerSettings(
+        name="w", node="a", model=folder, socket_path="/run/a.sock", log_file="/tmp/log",
+        **{"cpu_cores": "1"} | others,
+    )  # fmt: skip
+
+
 @pytest.fixture
 def settings(tmp_path):
-    for name in ("config.json", "tokenizer.json"):
-        (tmp_path / name).write_text("{}")
-    return WorkerSettings(
-        name="w", node="a", model=tmp_path, socket_path="/run/a.sock", log_file="/tmp/log",
-        cpu_cores="1",
-    )  # fmt: skip
+    return worker(tmp_path)
 
 
 def options(command):
@@ -50,6 +54,51 @@ def test_the_settings_reach_the_engine(settings):
     assert told["--served-model-name"] == settings.model.name
     assert told["--max-model-len"] == "4096"
     assert told["--kv-cache-memory-bytes"] == str(512 << 20)
+
+
+def test_ranks_are_processes_of_this_host_and_share_its_cores(tmp_path):
+    settings = worker(tmp_path, tensor_parallel=2, cpu_cores="0,1,2,3", kv_cache_bytes=1 << 30)
+
+    told = options(engine_command(settings, 9))
+
+    assert told["--tensor-parallel-size"] == "2"
+    assert told["--distributed-executor-backend"] == "mp"
+    assert told["--kv-cache-memory-bytes"] == str(1 << 30)
+    assert engine_environ(settings, {})["VLLM_CPU_OMP_THREADS_BIND"] == "0,1|2,3"
+
+
+def test_an_engine_of_one_rank_is_told_of_no_others(settings):
+    assert "--tensor-parallel-size" not in engine_command(settings, 9)
+
+
+def test_a_gpu_engine_finds_its_memory_itself(settings, monkeypatch):
+    monkeypatch.setattr("prefixfleet.cluster.engine_command._is_cpu_build", lambda: False)
+
+    command = engine_command(settings, 9)
+
+    assert not {"--kv-cache-memory-bytes", "--max-num-seqs", "--dtype"} & set(command)
+
+
+def test_further_options_reach_the_engine_as_a_shell_would_take_them(tmp_path):
+    given = "--gpu-memory-utilization 0.95 --override-generation-config '{\"top_k\": 1}'"
+
+    command = engine_command(worker(tmp_path, engine_options=given), 9)
+
+    assert command[-4:] == [
+        *("--gpu-memory-utilization", "0.95"),
+        *("--override-generation-config", '{"top_k": 1}'),
+    ]
+
+
+@pytest.mark.parametrize("given", ["--port 1", "--kv_transfer_config={}", "--seed 1 -tp=2"])
+def test_options_that_the_worker_sets_itself_are_refused(tmp_path, given):
+    with pytest.raises(ValueError, match="which prefixfleet sets"):
+        worker(tmp_path, engine_options=given)
+
+
+def test_a_quotation_that_does_not_end_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="quotation"):
+        worker(tmp_path, engine_options="--seed '1")
 
 
 def test_the_engine_inherits_no_secret_of_ours_and_nothing_of_rays(settings):

@@ -2,6 +2,9 @@
 
 import dataclasses
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -35,6 +38,25 @@ def test_the_same_seed_gives_the_same_run():
     arrivals = conversations(20, 6)
 
     assert Simulation(fleet()).run(arrivals) == Simulation(fleet()).run(arrivals)
+
+
+def test_the_same_seed_gives_the_same_run_in_every_process():
+    """Sets of names come in another order in each process: no decision may rest on that."""
+    script = (
+        "from test_simulator import *; "
+        "print(Simulation(fleet(nodes=9, unbound=True)).run(conversations(30, 4)))"
+    )
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "support")]
+
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300,
+            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join(folders)},
+        ).stdout
+        for seed in ("1", "2", "3")
+    }  # fmt: skip
+
+    assert len(runs) == 1
 
 
 def test_every_request_ends_and_every_book_balances():

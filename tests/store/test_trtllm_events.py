@@ -239,9 +239,9 @@ GOOD = {"event_id": 0, "window_size": 1, "data": {"type": "removed", "block_hash
 @pytest.mark.parametrize(
     ("told", "named"),
     [
-        (b"{", "JSON"),
+        (b"[{", "truncated"),
         (b'{"events": []}', "array"),
-        (b"[1]", "event_id"),
+        (b"[1]", "object"),
         ([GOOD | {"event_id": -1}], "event_id"),
         ([GOOD | {"event_id": True}], "event_id"),
         ([GOOD | {"attention_dp_rank": "x"}], "attention_dp_rank"),

@@ -86,7 +86,7 @@ class Node:
         return get_json(f"{self._url}/status")
 
     def wait_for_engines(self, connections: int = 2) -> None:
-        """Until an engine's scheduler and its rank are connected."""
+        """Until an engine's scheduler and its ranks are connected."""
         wait_until(lambda: self.status()["stats"]["engines"] >= connections)
 
     def wait_idle(self) -> None:
@@ -207,10 +207,12 @@ def running_pair(
     pool_bytes: dict[str, int],
     encodings: Mapping[str, EncodingName] | None = None,
     environ: Mapping[str, str] | None = None,
+    ranks: int = 1,
 ) -> Iterator[tuple[dict[str, Node], dict[str, Engine]]]:
     """A node and an engine for each name in ``pool_bytes``, started at the same time.
 
-    Engines store exact blocks, but for the names in ``encodings``; ``environ`` is told to nodes.
+    Engines store exact blocks, but for the names in ``encodings``, and have ``ranks`` of tensor
+    parallelism; ``environ`` is told to nodes.
     """
     secret = folder / "secret"
     secret.write_text("a secret of the test")
@@ -224,16 +226,20 @@ def running_pair(
         for node in nodes.values():
             node.start()
             stack.callback(node.stop)
-        engines = start_engines(folder, model, nodes, encodings or {})
+        engines = start_engines(folder, model, nodes, encodings or {}, ranks)
         for engine in engines.values():
             stack.callback(engine.stop)
         for node in nodes.values():
-            node.wait_for_engines()
+            node.wait_for_engines(1 + ranks)
         yield nodes, engines
 
 
 def start_engines(
-    folder: Path, model: Path, nodes: dict[str, Node], encodings: Mapping[str, EncodingName]
+    folder: Path,
+    model: Path,
+    nodes: dict[str, Node],
+    encodings: Mapping[str, EncodingName],
+    ranks: int = 1,
 ) -> dict[str, Engine]:
     """One core each, small steps so that prompts are computed in chunks."""
     from concurrent.futures import ThreadPoolExecutor
@@ -251,6 +257,7 @@ def start_engines(
             kv_cache_bytes=256 << 20,
             max_model_tokens=2048,
             cpu_cores=str(cores[number % len(cores)]),
+            tensor_parallel=ranks,
             encoding=encodings.get(node.name, "exact"),
         )
         return Engine(settings, ["--max-num-batched-tokens", "160"])

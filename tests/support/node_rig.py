@@ -85,7 +85,7 @@ class PlainEngine:
             await engine.close()
 
     async def hello(self, **changes: Any) -> dict[str, Any]:
-        fields = {
+        fields: dict[str, Any] = {
             "version": CHANNEL_VERSION,
             "engine": "test",
             "role": "scheduler",
@@ -94,6 +94,7 @@ class PlainEngine:
             "payload_bytes": PAYLOAD_BYTES,
             "shards": 1,
         }
+        self.layout = SlotLayout(payload_bytes=(fields | changes)["payload_bytes"])
         return await self.ask("hello", **fields | changes)
 
     async def ask(self, op: str, **fields: Any) -> dict[str, Any]:
@@ -149,7 +150,7 @@ class PlainEngine:
 
     def _write(self, slot: int, block: BlockHash, fill: int) -> None:
         memory = memoryview(bytearray(self.layout.slot_bytes))
-        self.layout.payload(memory)[:] = payload_of(block, fill)
+        self.layout.payload(memory)[:] = payload_of(block, fill, self.layout.payload_bytes)
         seal(memory, self.layout, self.welcome["namespace_digest"], block)
         with Path(self.welcome["pool_path"]).open("r+b") as pool:
             pool.seek(slot * self.layout.slot_bytes)
@@ -176,9 +177,9 @@ class PlainEngine:
             await self.writer.wait_closed()
 
 
-def payload_of(block: BlockHash, fill: int = 7) -> bytes:
+def payload_of(block: BlockHash, fill: int = 7, size: int = PAYLOAD_BYTES) -> bytes:
     """What the plain engine computes for a block."""
-    return (block + bytes([fill])) * (PAYLOAD_BYTES // 17) + bytes(PAYLOAD_BYTES % 17)
+    return (block + bytes([fill])) * (size // 17) + bytes(size % 17)
 
 
 def fresh_chain(blocks: int) -> list[BlockHash]:

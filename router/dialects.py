@@ -30,13 +30,14 @@ def chat_completion(body: Body) -> Chat:
     messages = body.get("messages", list)
     if messages is None:
         raise NotText("no list of messages")
-    add = body.get("add_generation_prompt", bool)
-    own = {
-        "add_generation_prompt": True if add is None else add,
-        "continue_final_message": body.get("continue_final_message", bool) or False,
-        "documents": body.get("documents", list),
-        **_effort(body, body.get("reasoning_effort", str)),
+    own: dict[str, Any] = {
+        "add_generation_prompt": body.get("add_generation_prompt", bool) is not False,
+        "continue_final_message": body.get("continue_final_message", bool) is True,
     }
+    if (documents := body.get("documents", list)) is not None:
+        own["documents"] = documents
+    if (effort := body.get("reasoning_effort", str)) is not None:
+        own |= _effort(body, effort)
     return Chat(messages=messages, tools=body.get("tools", list), variables=_variables(body, own))
 
 

@@ -1,7 +1,6 @@
 """How much each API key may ask for: requests and prompt tokens a second, requests in flight."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from prefixfleet.router.errors import TooBusy
@@ -48,15 +47,6 @@ class Limits:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
-
-    @contextmanager
-    def admitted(self, key: Key) -> Iterator[None]:
-        """`admit` and `leave` around a block. Raises `TooBusy`."""
-        self.admit(key)
-        try:
-            yield
-        finally:
-            self.leave(key)
 
     def admit(self, key: Key) -> None:
         """Count one request of ``key``; whoever does so calls `leave` however the request ends.

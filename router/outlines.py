@@ -50,20 +50,8 @@ class Outlines:
             return None
         contents: list[str] = []
         key: list[object] = [len(messages)]
-        for message in messages:
-            if type(message) is not dict or len(message) != 2:
-                return None
-            role, content = message.get("role"), message.get("content")
-            if type(content) is not str or not content or content.isspace():
-                return None
-            if type(role) is not str or role not in ROLES or content.startswith(ATTRIBUTION):
-                return None
-            key.append(role)
-            contents.append(content)
-        for name, value in variables.items():
-            if type(value) is not bool and (type(value) is not str or _BLANK in value):
-                return None
-            key += (name, value)
+        if not (_take_messages(messages, key, contents) and _take_variables(variables, key)):
+            return None
         outline = self._known.get(tuple(key))
         if outline is None:
             return self._first(tuple(key), contents, variables) if contents else None
@@ -94,6 +82,30 @@ class Outlines:
             holes.append((text[end : mark.start()], int(mark[2]), _strip(mark[1], mark[3])))
             end = mark.end()
         return holes, text[end:]
+
+
+def _take_messages(messages: Sequence[object], key: list[object], contents: list[str]) -> bool:
+    """Append roles and contents; False if there is anything else to a message."""
+    for message in messages:
+        if type(message) is not dict or len(message) != 2:
+            return False
+        role, content = message.get("role"), message.get("content")
+        if type(role) is not str or role not in ROLES or type(content) is not str:
+            return False
+        if not content or content.isspace() or content.startswith(ATTRIBUTION):
+            return False
+        key.append(role)
+        contents.append(content)
+    return True
+
+
+def _take_variables(variables: Mapping[str, Any], key: list[object]) -> bool:
+    """Append them; False if they are more than texts and truth values (1 would equal True)."""
+    for name, value in variables.items():
+        if type(value) is not bool and (type(value) is not str or _BLANK in value):
+            return False
+        key += (name, value)
+    return True
 
 
 def _chat(key: Sequence[object], contents: Sequence[str]) -> list[Message]:

@@ -7,6 +7,7 @@ import random
 import time
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import aiohttp
 from chaos_model import BLOCK_TOKENS, cold_answer
@@ -53,6 +54,10 @@ class Oracle:
         prompt = sum(p for _, p in self.recent)
         return sum(r for r, _ in self.recent) / prompt if prompt else 0.0
 
+    def from_router(self, first: int) -> list[str]:
+        """All routers, beginning with that one."""
+        return self.urls[first:] + self.urls[:first]
+
     def counts(self) -> Counter[str]:
         return Counter(request.how for request in self.ended)
 
@@ -65,16 +70,17 @@ class Oracle:
             prompt = list(dice.choice(self._documents)[: dice.randint(2, 16) * BLOCK_TOKENS])
             prompt += dice.choices(range(1, 900), k=dice.randint(1, 40))
             began = self.now()
-            how = await self._ask(session, self.urls[router], prompt)
+            how = await self._ask(session, self.from_router(router), prompt)
             self.ended.append(Ended(began, self.now(), router, how))
             if how != "ok":
                 await asyncio.sleep(0.3)
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str, prompt: list[int]) -> str:
+    async def _ask(self, session: aiohttp.ClientSession, urls: list[str], prompt: list[int]) -> str:
+        """The first router that listens is asked, as a load balancer before them does."""
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 4}
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                async with session.post(f"{url}/v1/completions", json=body) as response:
+                async with await first_to_listen(session, urls, body) as response:
                     answer = await response.json()
         except TimeoutError:
             return "hung"
@@ -96,3 +102,15 @@ class Oracle:
         """Keep one line for the report, of the first few."""
         if len(self.details) < 40:
             self.details.append(f"{self.now():.1f} s: {detail:.300}")
+
+
+async def first_to_listen(
+    session: aiohttp.ClientSession, urls: list[str], body: dict[str, Any]
+) -> aiohttp.ClientResponse:
+    """The answer of the first router that takes the connection. Raises what the last one did."""
+    for url in urls[:-1]:
+        try:
+            return await session.post(f"{url}/v1/completions", json=body)
+        except aiohttp.ClientConnectorError:
+            continue
+    return await session.post(f"{urls[-1]}/v1/completions", json=body)

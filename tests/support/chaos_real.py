@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from chaos_oracle import Ended, Oracle
+from chaos_oracle import Ended, Oracle, first_to_listen
 
 from prefixfleet.cluster.engine_command import BLOCK_TOKENS
 
@@ -53,7 +53,7 @@ class RealClients:
                 tail = dice.choices(range(400, 4_000), k=TAIL_TOKENS)
                 prompt = document[: blocks * BLOCK_TOKENS] + tail
                 asked = {"cache_salt": secrets.token_hex(8), "logprobs": 2}
-                answer = await self._post(session, self.oracle.urls[0], prompt, COLD_S, **asked)
+                answer = await self._post(session, self.oracle.urls, prompt, COLD_S, **asked)
                 self._cold[tuple(prompt)] = _cold(answer["choices"][0])
 
     async def ask_for_ever(self, session: aiohttp.ClientSession, number: int) -> None:
@@ -64,7 +64,7 @@ class RealClients:
             router = dice.randrange(len(self.oracle.urls))
             prompt = dice.choice(prompts)
             began = self.oracle.now()
-            how = await self._ask(session, self.oracle.urls[router], prompt)
+            how = await self._ask(session, self.oracle.from_router(router), prompt)
             self.oracle.ended.append(Ended(began, self.oracle.now(), router, how))
             self.asked += 1
             self.answered += how == "ok"
@@ -81,9 +81,11 @@ class RealClients:
             "reused": round(share, 3),
         }
 
-    async def _ask(self, session: aiohttp.ClientSession, url: str, prompt: tuple[int, ...]) -> str:
+    async def _ask(
+        self, session: aiohttp.ClientSession, urls: list[str], prompt: tuple[int, ...]
+    ) -> str:
         try:
-            answer = await self._post(session, url, list(prompt), ANSWER_LIMIT_S)
+            answer = await self._post(session, urls, list(prompt), ANSWER_LIMIT_S)
         except TimeoutError:
             self.oracle.note(f"HUNG: {len(prompt)} tokens to a real engine")
             return "hung"
@@ -113,7 +115,7 @@ class RealClients:
     async def _post(
         self,
         session: aiohttp.ClientSession,
-        url: str,
+        urls: list[str],
         prompt: list[int],
         limit_s: float,
         **fields: Any,
@@ -128,7 +130,7 @@ class RealClients:
         }
         async with (
             asyncio.timeout(limit_s),
-            session.post(f"{url}/v1/completions", json=body | fields) as response,
+            await first_to_listen(session, urls, body | fields) as response,
         ):
             answer: dict[str, Any] = await response.json()
             return answer

@@ -1,7 +1,7 @@
 """Placement policies against each other in the simulator: python tests/bench/policies.py --json
 
 By default a part of the grid on the first requests of each workload; --full is the whole grid on
-whole workloads and takes hours. Every figure comes from the production code on modelled engines
+whole workloads, which takes long: with --requests 500 a minute on two cores. Every figure comes from the production code on modelled engines
 and links. The last line is one JSON object.
 """
 

@@ -6,7 +6,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # by themselves: quality.py takes an hour, fleet.py starts a fleet, router.py wants the machine to itself, eviction.py a trace
-BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py policies.py)
+BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py policies.py replay.py)
 
 .PHONY: setup demo test check bench chaos soak fuzz clean
 

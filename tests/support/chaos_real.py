@@ -38,6 +38,7 @@ class RealClients:
     oracle: Oracle
     seed: int
     asked: int = 0
+    answered: int = 0
     ties: int = 0
     blocks: int = 0
     reused: int = 0
@@ -66,13 +67,19 @@ class RealClients:
             how = await self._ask(session, self.oracle.urls[router], prompt)
             self.oracle.ended.append(Ended(began, self.oracle.now(), router, how))
             self.asked += 1
+            self.answered += how == "ok"
             if how != "ok":
                 await asyncio.sleep(0.5)
 
     def report(self) -> dict[str, Any]:
         """What became of them."""
         share = self.reused / self.blocks if self.blocks else 0.0
-        return {"requests": self.asked, "ties": self.ties, "reused": round(share, 3)}
+        return {
+            "requests": self.asked,
+            "answered": self.answered,
+            "ties": self.ties,
+            "reused": round(share, 3),
+        }
 
     async def _ask(self, session: aiohttp.ClientSession, url: str, prompt: tuple[int, ...]) -> str:
         try:

@@ -93,10 +93,14 @@ class FastEngine:
         name, plan = self._named(request, asked)
         async with self._prefilled(name, ids, asked.get("cache_salt") or "", plan) as done:
             kv, outcome = done
-            text, used = answer_of(kv, ids), {"prompt_tokens": len(ids)}
+            cached = (outcome.local_blocks + outcome.pulled_blocks) * BLOCK_TOKENS
+            details = {"cached_tokens": min(cached, len(ids))}
+            used = {"prompt_tokens": len(ids), "prompt_tokens_details": details}
+            text = answer_of(kv, ids)
             params = {PARAMS_KEY: asdict(outcome)}
             if asked.get("stream"):
-                return await self._stream(request, text, asked.get("max_tokens", 16), params)
+                last = {"kv_transfer_params": params, "usage": used}
+                return await self._stream(request, text, asked.get("max_tokens", 16), last)
             choice = {"index": 0, "text": text, "finish_reason": "length"}
             body = {"id": "x", "model": self._model, "choices": [choice]}
             return web.json_response(body | {"usage": used, "kv_transfer_params": params})
@@ -122,7 +126,7 @@ class FastEngine:
             yield done
 
     async def _stream(
-        self, request: web.Request, text: str, count: int, params: dict[str, Any]
+        self, request: web.Request, text: str, count: int, last: dict[str, Any]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -133,7 +137,7 @@ class FastEngine:
                 "choices": [{"index": 0, "text": text[:4]}],
             }
             if number == count - 1:
-                event["kv_transfer_params"] = params
+                event |= last
             await response.write(b"data: " + msgspec.json.encode(event) + b"\n\n")
             await asyncio.sleep(TOKEN_S)
         await response.write(b"data: [DONE]\n\n")

@@ -126,6 +126,7 @@ class Router:
             clock,
             self.token_times,
             self.roster.is_ready,
+            self.metrics.decision_s.observe,
         )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()

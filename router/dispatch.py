@@ -26,6 +26,8 @@ Chains = Mapping[bytes, Sequence[BlockHash]]
 
 MIN_PULL_BUDGET_S = 1.0
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
+FEW = 4
+"""So many workers are compared one by one in less time than their order is brought up to date."""
 MAX_LINEUPS = 4  # a model each, as a rule; who is tried again, or starts slowly, is another one
 
 
@@ -108,7 +110,7 @@ class Dispatcher:
                 worker, found, load, busy_s, prefill, over_links(worker.record.node, links, sources)
             )
 
-        if self._policy is choose:
+        if self._policy is choose and len(workers) > FEW:
             lineup = self._lineup(workers)
             ranks = Ranks(prompt.tokens, lineup, findings, self._clock(), self.book.load, of)
             return soonest(ranks, self._draw)

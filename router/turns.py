@@ -57,14 +57,17 @@ class Turns:
         clock: Callable[[], float],
         token_times: TokenTimes,
         is_open: Callable[[str], bool] = lambda worker: True,
+        decided: Callable[[float], object] = lambda seconds: None,
     ) -> None:
-        """``is_open`` says whether a worker still gets requests: one may be drained meanwhile."""
+        """``is_open`` says whether a worker still gets requests: one may be drained meanwhile.
+        ``decided`` is told how long each decision took."""
         self._dispatcher = dispatcher
         self._book = book
         self._slos = slos
         self._token_times = token_times
         self._clock = clock
         self._is_open = is_open
+        self._decided = decided
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -157,7 +160,13 @@ class Turns:
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
         left = [worker for worker in turn.workers if self._is_open(worker.name)]
-        return self._dispatcher.decide(turn.prompt, turn.chains, left or turn.workers)
+        return self._best(turn.prompt, turn.chains, left or turn.workers)
+
+    def _best(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
+        began_s = self._clock()
+        decision = self._dispatcher.decide(prompt, chains, workers)
+        self._decided(self._clock() - began_s)
+        return decision
 
     def _decide_in_pace(
         self, prompt: Prompt, chains: Chains, workers: Sequence[Worker], slo_s: float
@@ -169,7 +178,7 @@ class Turns:
         """
         slowest_s = 0.0
         while workers:
-            decision = self._dispatcher.decide(prompt, chains, workers)
+            decision = self._best(prompt, chains, workers)
             pace_s = self._pace_s(decision, prompt.outputs) if slo_s else 0.0
             if pace_s <= slo_s:
                 return decision, workers

@@ -1,5 +1,8 @@
 """What is noted about requests is there when somebody reads it, in order, and none gets lost."""
 
+import re
+
+import pytest
 from eventually import until
 from upstreams import EVENTS, for_ever, streaming
 
@@ -55,3 +58,18 @@ async def test_who_reads_sees_a_request_that_is_still_being_answered(rig, monkey
             assert (await snapshot.json())["requests"] == 1
         async with rig.client.get("/metrics") as metrics:
             assert 'prefixfleet_decisions_total{pull="no",worker="a"} 1.0' in await metrics.text()
+
+
+@pytest.mark.parametrize(
+    "name", ["ttft_seconds", "tokenise_seconds", "decision_seconds", "estimate_error_seconds"]
+)
+async def test_every_time_that_has_a_name_is_taken(rig, name):
+    await rig.start(await rig.engine())
+    body = {"model": "tiny", "prompt": "x", "stream": True}
+    async with rig.client.post("/v1/completions", json=body) as response:
+        await response.read()
+
+    async with rig.client.get("/metrics") as metrics:
+        counts = re.findall(rf"prefixfleet_{name}_count\S* (\S+)", await metrics.text())
+
+    assert sum(map(float, counts)) >= 1

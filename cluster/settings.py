@@ -116,10 +116,10 @@ class WorkerSettings(Section):
     served_name: str = ""
     host: str = Field(default="127.0.0.1", min_length=1)
     port: int = Field(default=0, ge=0, le=65535)
-    kv_cache_bytes: int = Field(default=0, ge=0)
+    kv_cache_bytes: int = Field(default=0, ge=0)  # a rank's; 0: what a GPU has free, else 512 MiB
     max_model_tokens: int = Field(default=4096, ge=64)
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
-    engine_options: str = ""
+    engine_options: str = ""  # more words of vLLM's command line; those that we set are refused
     cpu_cores: str = Field(default="", pattern=r"^([0-9]+(,[0-9]+)*)?$")
     drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
     rollout: int = Field(default=0, ge=0)

@@ -100,7 +100,7 @@ def _pages() -> dict[str, Any]:
     pages = {
         "/v1/models": _page("Models of the workers"),
         "/health": _page("Whether a worker is ready", **unready),
-        "/status": _page("Workers, loads and settings"),
+        "/status": _page("Nodes, workers with their loads, hit rate, degraded modes"),
         "/openapi.json": _page("This document"),
         "/metrics": _page("Prometheus text", content={"text/plain": {"schema": {}}}),
     }

@@ -35,5 +35,7 @@ class RouterSettings(Section):
     worker_cert_file: Path | None = None  # shown to workers that ask for one
     worker_key_file: Path | None = None  # not encrypted
     otlp_endpoint: str = Field(
-        default="", pattern=r"^(https?://.+)?$"
-    )  # traces go there; empty: off
+        default="",
+        pattern=r"^(https?://.+)?$",
+        description="traces go there; empty: off; needs the extra otel",
+    )

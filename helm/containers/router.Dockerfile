@@ -8,7 +8,7 @@ SHELL ["/bin/bash", "-euo", "pipefail", "-c"]
 WORKDIR /src
 COPY . .
 RUN python -m venv /opt/prefixfleet \
-    && /opt/prefixfleet/bin/pip install --no-cache-dir --disable-pip-version-check . \
+    && /opt/prefixfleet/bin/pip install --no-cache-dir --disable-pip-version-check '.[otel]' \
     && /opt/prefixfleet/bin/prefixfleet-router --help >/dev/null
 
 FROM ${BASE}

@@ -2,12 +2,12 @@
 
 Run: python tests/bench/eviction.py [--json] [TRACE ...] [--sizes 5860,10000] [--workloads all]
 
-Traces of block ids (Mooncake's format) from the command line, by default the conversation trace in
-``../shared/traces`` beside the repository; then the generated workloads of `workloads.py`. What is
-shown is the second half of the requests: the first half is there to learn from, and nothing is
-fitted to any of them. Each hit rate is blocks found over blocks asked for. The last line is one
-JSON object: ``gap_closed_N`` = (value - lru) / (belady - lru) in block hits of the first trace with
-N blocks, ``least_over_lru`` = the least (value / lru) in block hits of all runs.
+Traces of block ids (Mooncake's format) from the command line, by default
+``conversation_trace.jsonl.gz`` in the folder ``$TRACES_DIR``; then the generated workloads of
+`workloads.py`. What is shown is the second half of the requests: the first half is there to learn
+from, and nothing is fitted to any of them. Each hit rate is blocks found over blocks asked for. The
+last line is one JSON object: ``gap_closed_N`` = (value - lru) / (belady - lru) in block hits of the
+first trace with N blocks, ``least_over_lru`` = the least (value / lru) in block hits of all runs.
 """
 
 import argparse

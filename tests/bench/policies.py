@@ -27,6 +27,7 @@ from policy_grid import (
 )
 from rich.console import Console
 from rich.progress import track
+from traces import CONVERSATION
 
 from prefixfleet.router.simulate import OURS
 
@@ -44,6 +45,10 @@ def main():
     options.add_argument("--workload", nargs="+", default=COMPARED)
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     chosen = options.parse_args()
+    if not CONVERSATION.exists():
+        why = f"no {CONVERSATION}; set TRACES_DIR to a folder that holds {CONVERSATION.name}"
+        print(json.dumps({"absent": why}))
+        return
     grid = dict(FULL if chosen.full else QUICK)
     grid["requests"] = chosen.requests or grid["requests"]
     wanted = points(chosen.workload, **grid)

@@ -10,7 +10,7 @@ process: one rank.
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -177,7 +177,8 @@ class Promises:
 class Copies:
     """The worker's part: between the engine's blocks and bytes. Owned by the worker.
 
-    ``tensor`` is the engine's pool, one block a row.
+    ``tensor`` is the engine's pool, one block a row; a block's id is the number of its row, which
+    `trtllm_identity.check_supported` makes sure of.
 
     Raises:
         ConfigError: its rows are no whole blocks of KV.
@@ -194,17 +195,36 @@ class Copies:
         self.block_bytes = int(self._rows.shape[1])
 
     def load(self, step: Step) -> None:
-        """Into the engine's blocks; done when it returns."""
+        """Into the engine's blocks; done when it returns.
+
+        Raises:
+            RuntimeError: an id is no row of the pool; nothing was copied, and the engine must
+                not go on.
+        """
+        self._check(block_id for block_id, _ in step.loads)
         for block_id, data in step.loads:
             self._rows[block_id].copy_(torch.frombuffer(data, dtype=torch.uint8))
 
     def save(self, step: Step, cache: PrefixCache) -> int:
-        """Out of the engine's blocks, whose forward pass has ended; number of blocks kept."""
+        """Out of the engine's blocks, whose forward pass has ended; number of blocks kept.
+
+        Raises:
+            RuntimeError: as `load`.
+        """
+        self._check(block_id for _, blocks in step.saves for _, block_id in blocks)
         kept = 0
         for parent, blocks in step.saves:
             writes = [(block, self._writer(block_id)) for block, block_id in blocks]
             kept += sum(cache.save(parent, writes))
         return kept
+
+    def _check(self, block_ids: Iterable[int]) -> None:
+        rows = len(self._rows)
+        if outside := [block_id for block_id in block_ids if not 0 <= block_id < rows]:
+            raise RuntimeError(
+                f"TensorRT-LLM names blocks {outside[:3]}, its pool has {rows} rows: ids are no "
+                "rows here, and what lies in a row cannot be known; remove kv_connector_config"
+            )
 
     def _writer(self, block_id: int) -> Write:
         def write(payload: memoryview) -> None:

@@ -7,7 +7,7 @@ socket of the node's daemon:
       connector_module: prefixfleet.cluster.trtllm_connector
       connector_scheduler_class: PrefixfleetScheduler
       connector_worker_class: PrefixfleetWorker
-    kv_cache_config: {enable_partial_reuse: false}
+    kv_cache_config: {enable_partial_reuse: false, host_cache_size: 0}
 
 Written for the interface that TensorRT-LLM publishes as ``KvCacheConnectorScheduler`` and
 ``KvCacheConnectorWorker`` (1.1 to 1.3). **No engine was run with it**, and its package cannot be
@@ -15,7 +15,6 @@ installed where the tests run: they drive it in the published order of calls. On
 of this node only (a pull would hold up every request); loads and saves hold up the forward pass.
 """
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +36,7 @@ from prefixfleet.cluster.cache_api import NodePrefixCache
 from prefixfleet.cluster.model import default_cache_dir
 from prefixfleet.cluster.settings import TrtllmSettings
 from prefixfleet.cluster.trtllm_blocks import Copies, Meeting, Promises, Step
+from prefixfleet.cluster.trtllm_identity import check_supported, model_digest
 from prefixfleet.cluster.weights import weights_digest
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.namespace import Namespace, Scope, chain_root
@@ -51,16 +51,17 @@ START_S = 10.0
 
 
 class Rank:
-    """What scheduler and worker of an engine share. Made by whichever comes first."""
+    """What scheduler and worker of an engine share. Made by whichever comes first.
+
+    Raises:
+        ConfigError: its blocks cannot be kept, see `trtllm_identity.check_supported`.
+    """
 
     def __init__(self, llm_args: "TorchLlmArgs") -> None:
-        sizes = {name: getattr(llm_args, f"{name}_parallel_size", 1) or 1
-                 for name in ("tensor", "pipeline", "context")}  # fmt: skip
-        if any(size != 1 for size in sizes.values()):
-            raise ConfigError(f"prefixfleet keeps blocks of one rank, got {sizes}")
+        check_supported(llm_args)
         self.socket = TrtllmSettings.read().socket_path
         self.model = Path(llm_args.model)
-        _refuse_images(self.model)
+        self.identity = f"{self.model.name}/{model_digest(llm_args)}"
         self.backend = str(getattr(llm_args, "attn_backend", "unknown"))
         self.block_tokens = int(llm_args.kv_cache_config.tokens_per_block)
         self.namespace_digest = b""
@@ -71,7 +72,7 @@ class Rank:
         """Now the engine's pool is known. Raises `ConfigError`: the daemon refuses us."""
         copies = Copies(tensor)
         namespace = Namespace(
-            model=self.model.name,
+            model=self.identity,
             weights=weights_digest(self.model, default_cache_dir()),
             dtype=str(tensor.dtype),
             block_tokens=self.block_tokens,
@@ -98,16 +99,6 @@ class Rank:
         salt = request.cache_salt_id  # a number, of the text that the client sent
         scope = Scope(salt="" if salt is None else str(salt))
         return chain_root(self.namespace_digest, scope, self.hash_key)
-
-
-def _refuse_images(model: Path) -> None:
-    """Not every request of such a model says that there is an image in it."""
-    try:
-        config = json.loads((model / "config.json").read_bytes())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: {error}; prefixfleet needs the folder of the model") from error
-    if not isinstance(config, dict) or {"vision_config", "audio_config"} & set(config):
-        raise ConfigError(f"model: {model} takes images or sound, whose blocks are not named here")
 
 
 def rank_of(llm_args: "TorchLlmArgs") -> Rank:

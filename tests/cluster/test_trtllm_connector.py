@@ -8,7 +8,10 @@ import inspect
 import json
 import pickle
 import sys
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from daemons import Daemons
 from trtllm_engine import ROW, TOKENS, TrtllmEngine, kv_of
 
 from prefixfleet.cluster import trtllm_blocks
-from prefixfleet.cluster.trtllm_blocks import Copies
+from prefixfleet.cluster.trtllm_blocks import Copies, Step
 from prefixfleet.store.errors import ConfigError
 
 PUBLISHED = Path(__file__).parents[1] / "support" / "published_trtllm"
@@ -261,21 +264,121 @@ def test_a_step_travels_to_the_worker(start):
     assert pickle.loads(pickle.dumps(step)) == step
 
 
+class LoadFormat(Enum):
+    """As published: numbers, not text."""
+
+    AUTO = 0
+    DUMMY = 1
+
+
+def changed(arguments, change):
+    """Other arguments; a dotted name is one of ``kv_cache_config``."""
+    own = {name: value for name, value in change.items() if "." not in name}
+    inner = {name.split(".")[1]: value for name, value in change.items() if "." in name}
+    caches = SimpleNamespace(**vars(arguments.kv_cache_config) | inner)
+    return SimpleNamespace(**vars(arguments) | {"kv_cache_config": caches} | own)
+
+
+@pytest.mark.parametrize("half", ["PrefixfleetScheduler", "PrefixfleetWorker"])
 @pytest.mark.parametrize(
     ("change", "named"),
     [
         ({"tensor_parallel_size": 2}, "one rank"),
         ({"model": "org/a-name-and-no-folder"}, "folder of the model"),
+        ({"kv_cache_config.host_cache_size": 1}, "set kv_cache_config.host_cache_size to 0$"),
+        ({"kv_cache_config.max_attention_window": [512]}, "set .*max_attention_window to null$"),
+        ({"kv_cache_config.use_kv_cache_manager_v2": True}, "set .*manager_v2 to false$"),
+        ({"max_beam_width": 2}, "set max_beam_width to 1$"),
+        ({"speculative_config": object()}, "set speculative_config to null$"),
+        ({"sparse_attention_config": object()}, "set sparse_attention_config to null$"),
+        ({"load_format": "dummy"}, "set load_format to auto$"),
+        ({"load_format": LoadFormat.DUMMY}, "set load_format to auto$"),
+        ({"checkpoint_loader": object()}, "set checkpoint_loader to null$"),
+        ({"quant_config": object()}, "quant_config: got object"),
     ],
 )
-def test_what_cannot_be_kept_stops_the_start(start, connector, change, named):
+def test_what_cannot_be_kept_stops_the_start(start, connector, change, named, half):
     arguments = start().llm_args
-    for name, value in change.items():
-        setattr(arguments, name, value)
-    others = type(arguments)(**vars(arguments))
 
     with pytest.raises(ConfigError, match=named):
-        connector.PrefixfleetWorker(others)
+        getattr(connector, half)(changed(arguments, change))
+
+
+def test_defaults_that_are_said_are_those_that_are_not(start, connector):
+    arguments = start().llm_args
+    said = {
+        "kv_cache_config.host_cache_size": 0,
+        "kv_cache_config.max_attention_window": None,
+        "kv_cache_config.use_kv_cache_manager_v2": False,
+        "max_beam_width": 1,
+        "speculative_config": None,
+        "sparse_attention_config": None,
+        "load_format": LoadFormat.AUTO,
+        "checkpoint_loader": None,
+    }
+
+    others = connector.rank_of(changed(arguments, said))
+
+    assert others.identity == connector.rank_of(arguments).identity
+
+
+@dataclass
+class Quantised:
+    kv_cache_quant_algo: str = "FP8"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model_kwargs": {"rope_theta": 1e6}},
+        {"quant_config": Quantised()},
+        {"dtype": "float16"},
+        {"max_seq_len": 4_096},
+        {"force_dynamic_quantization": True},
+        {"checkpoint_format": "mistral"},
+    ],
+)
+def test_what_changes_the_kv_of_the_same_files_is_another_model(start, connector, change):
+    arguments = start().llm_args
+
+    others = connector.rank_of(changed(arguments, change))
+
+    assert others.identity != connector.rank_of(arguments).identity
+    again = connector.rank_of(changed(arguments, change))
+    assert again.identity == others.identity
+
+
+def test_an_engine_of_the_same_files_started_otherwise_is_refused_by_the_node(start):
+    start(dtype="bfloat16")
+    with pytest.raises(ConfigError, match="namespace"):
+        start(dtype="float16")
+
+
+def test_a_file_that_says_how_weights_are_quantised_is_part_of_the_model(start, connector, model):
+    arguments = start().llm_args
+    before = connector.rank_of(arguments).identity
+
+    (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+
+    assert connector.rank_of(changed(arguments, {})).identity != before
+
+
+@pytest.mark.parametrize("outside", [-1, 4, 2**31])
+def test_ids_that_are_no_rows_are_refused_before_anything_is_copied(outside):
+    pool = torch.ones((4, 8), dtype=torch.bfloat16)
+    copies = Copies(pool)
+    data, saved = bytearray(copies.block_bytes), []
+    cache = SimpleNamespace(save=lambda parent, writes: saved.append(writes))
+
+    with pytest.raises(RuntimeError, match="4 rows"):
+        copies.load(Step(loads=((0, data), (outside, data))))
+    with pytest.raises(RuntimeError, match="4 rows"):
+        copies.save(Step(saves=((b"", ((b"a", 0),)), (b"", ((b"b", outside),)))), cache)
+
+    assert torch.equal(pool, torch.ones_like(pool))
+    assert not saved
+    copies.load(Step(loads=((3, data),)))
+    assert not pool[3].any()
 
 
 def test_a_model_with_images_stops_the_start(start, connector, model):

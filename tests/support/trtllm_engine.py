@@ -45,12 +45,21 @@ class TrtllmEngine:
     """One engine; ``computed`` counts blocks that it had to compute."""
 
     def __init__(
-        self, interface: ModuleType, connector: ModuleType, model: str, blocks: int = 128
+        self,
+        interface: ModuleType,
+        connector: ModuleType,
+        model: str,
+        blocks: int = 128,
+        **arguments: object,
     ) -> None:
         self._interface = interface
         config = SimpleNamespace(tokens_per_block=TOKENS)
         self.llm_args = SimpleNamespace(
-            model=model, kv_cache_config=config, tensor_parallel_size=1, attn_backend="TRTLLM"
+            model=model,
+            kv_cache_config=config,
+            tensor_parallel_size=1,
+            attn_backend="TRTLLM",
+            **arguments,
         )
         self.pool = torch.zeros((blocks, LAYERS, 2, ROW), dtype=torch.bfloat16)
         self._free = list(range(blocks))

@@ -27,7 +27,7 @@ MAX_KNOWN_BYTES = 64_000_000
 """Of one model: token ids, texts, places and hashes. 4 million tokens of plain chats."""
 MAX_PIECES = 4_096
 """A prompt of more is not remembered: its client wrote them, and each costs a place."""
-_PIECE_BYTES = 300  # a place, its key, and the same key of the prompt
+_PIECE_BYTES = 330  # a place, its key, and the same key of the prompt
 MAX_SHORT_PIECES = 4_096
 SHORT_CHARACTERS = 64
 """Pieces up to this length are remembered wherever they stand: those that a template puts around
@@ -111,7 +111,7 @@ class KnownPrefixes:
         if ends is not None:
             with self._lock:
                 self._remember(rendered, owner, keys, path, zip(new, ends, strict=True))
-                self._charge(rendered, keys, getsizeof(text))
+                self._charge(rendered, keys, 2 * getsizeof(text))  # and once more, as UTF-8
         return rendered
 
     def _pieces_of(self, text: str) -> list[str]:

@@ -9,6 +9,7 @@ from prefixfleet.store.chain import BlockHash, extend_chain
 MAX_CHAINS = 4
 """Of one prompt, the least recently used goes: clients may send a new salt with every request."""
 _TOKEN_BYTES, _HASH_BYTES = 4, 60  # an id in an array; a hash and its place in a list
+_BLOCK_TOKENS = 16  # of a chain that is not computed yet
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +37,8 @@ class Rendered:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the ids and of the chains known by now, about."""
-        hashes = sum(map(len, self._chains.values()))
+        """Memory of the ids and of the chains, about: one comes at least."""
+        hashes = max(sum(map(len, self._chains.values())), len(self.token_ids) // _BLOCK_TOKENS)
         return len(self.token_ids) * _TOKEN_BYTES + hashes * _HASH_BYTES
 
     def continued(self, count: int, rest: Sequence[int]) -> "Rendered":

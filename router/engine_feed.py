@@ -6,6 +6,7 @@ must not touch them.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -37,7 +38,8 @@ class _Followed:
 
 
 class EngineFeed:
-    """Owned by the router's event loop. `follow` says whom to follow; `close` ends it."""
+    """Owned by the router's event loop. `follow` says whom to follow; `close` ends it. ``tls`` is
+    for engines that are polled over https."""
 
     def __init__(
         self,
@@ -45,12 +47,14 @@ class EngineFeed:
         degraded: Degraded,
         clock: Callable[[], float],
         claim: Claim | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.view = View(clock)
         self._secret = secret
         self._key = hash_key(secret)
         self._degraded = degraded
         self._claim = claim
+        self._tls = tls
         self._followed: dict[str, _Followed] = {}
         self._lives = 0
 
@@ -101,7 +105,7 @@ class EngineFeed:
         self._lives += 1
         member = Membership(entry.node, self._lives, 0)
         follower = (
-            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim)
+            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim, self._tls)
             if entry.engine == "trtllm"
             else EngineFollower(mirror, entry.events, entry.replay)
         )

@@ -33,6 +33,7 @@ class Losses:
     restarts: int = 0
     malformed: int = 0
     failed_replays: int = 0
+    overflows: int = 0  # more blocks than anybody follows
 
 
 class EngineFollower:

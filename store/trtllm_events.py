@@ -13,15 +13,20 @@ from typing import Annotated, Any
 
 import msgspec
 
-from prefixfleet.store.engine_events import BlocksRemoved, BlocksStored, EngineEvent, EngineHash
+from prefixfleet.store.engine_events import BlocksRemoved, BlocksStored, EngineHash
 from prefixfleet.store.errors import ProtocolError
 
 MAX_POLL_BYTES = 64 * 1024 * 1024
 """A token takes about 64 bytes: a million tokens between two polls."""
+MAX_POLL_ITEMS = 262_144
+"""Events and block hashes in one answer: that million in blocks of four."""
 MAX_BLOCK_TOKENS = 65_536
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Hash = int | Annotated[str, msgspec.Meta(min_length=1)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=1_023)]
+"""Something is kept for each."""
+Hash = int | Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Said = BlocksStored | BlocksRemoved
 
 
 class PolledEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +39,7 @@ class PolledEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     rank: int
     window: int
-    said: tuple[EngineEvent, ...] = ()
+    said: tuple[Said, ...] = ()
 
 
 class _Token(msgspec.Struct, frozen=True, gc=False):
@@ -77,7 +82,7 @@ class _Told(msgspec.Struct, frozen=True):
     event_id: Count
     data: _Data
     window_size: Count | None = None
-    attention_dp_rank: Count | None = None
+    attention_dp_rank: Rank | None = None
     layer_group_id: Count | None = None
 
 
@@ -88,10 +93,14 @@ def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
     """Every event of one answer, in order. Blocks that are not full are left out.
 
     Raises:
-        ProtocolError: not events; what the answer told is lost.
+        ProtocolError: not events, or too many; what the answer told is lost.
     """
     try:
         told = _DECODER.decode(body)
+        if (items := sum(map(_items, told))) > MAX_POLL_ITEMS:
+            raise ProtocolError(
+                f"kv_cache_events: got {items} events and hashes, expected {MAX_POLL_ITEMS} at most"
+            )
         return tuple(
             PolledEvent(
                 number=event.event_id,
@@ -105,7 +114,11 @@ def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
         raise ProtocolError(f"kv_cache_events: {error}") from error
 
 
-def _said(event: _Told, block_tokens: int) -> Iterator[EngineEvent]:
+def _items(event: _Told) -> int:
+    return 1 + len(event.data.blocks or ()) + len(event.data.block_hashes or ())
+
+
+def _said(event: _Told, block_tokens: int) -> Iterator[Said]:
     data, medium = event.data, f"rank {event.attention_dp_rank or 0}"
     group = event.layer_group_id or 0
     if data.type == "stored":

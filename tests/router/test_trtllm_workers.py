@@ -2,8 +2,10 @@
 
 import asyncio
 import json
+import ssl
 
 import pytest
+from certificates import Authority
 from eventually import until
 from static_entries import entry, write
 from trtllm_server import TrtllmServer, counted, names_of, removed
@@ -160,6 +162,30 @@ async def test_an_engine_without_events_says_so(rig, path, server):
     await until(lambda: server.polls > polls + 2)
 
     assert "no KV event" in modes(rig)["events of a"]
+
+
+@pytest.mark.parametrize("shows", [True, False])
+async def test_https_is_polled_with_the_certificates_that_workers_are_asked_with(
+    rig, path, tmp_path, shows
+):
+    authority = Authority(tmp_path, "ours")
+    pair, shown = authority.issue("server"), authority.issue("router")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.load_cert_chain(pair.cert, pair.key)
+    settings = {"worker_ca_file": authority.file}
+    if shows:
+        settings |= {"worker_cert_file": shown.cert, "worker_key_file": shown.key}
+    engine = await rig.engine("a", plain=True, probe=counted, tokenizes=False)
+
+    async with TrtllmServer(tls=tls) as server:
+        told = entry(engine, engine="trtllm", events=server.events, replay="")
+        await rig.start(records=[], ready=1, workers_file=write(path, told), **settings)
+        if shows:
+            await until(lambda: rig.router.engines.numbers()["a"]["connected"])
+        else:
+            await until(lambda: server.events in modes(rig).get("events of a", ""))
+    assert bool(server.polls) == shows
 
 
 async def test_another_tokenizer_is_refused_by_its_number_of_tokens(rig, path, server):

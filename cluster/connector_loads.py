@@ -38,7 +38,8 @@ class OpenLoads:
 
     def note_failed(self, failed: Mapping[str, int]) -> None:
         """Of these requests' loads only so many leading blocks arrived at a rank."""
-        self._arrived.update(failed)
+        for request_id, blocks in failed.items():  # of the ranks, the one with fewest counts
+            self._arrived[request_id] = min(blocks, self._arrived.get(request_id, blocks))
 
     def end(self, request_id: str) -> tuple[int, int]:
         """The request's load is over at all ranks: (blocks that arrived, blocks of it)."""

@@ -98,20 +98,24 @@ class PoolOpener:
         )
         try:
             await host.listen(list(self._links.by_name.values()), self._settings.host)
-            tier = await self._open_disk(kind)
+            return self._around(host, await self._open_disk(kind), announcer)
         except BaseException:
             await host.close()
             raise
+
+    def _around(self, host: PoolHost, tier: SsdTier | None, announcer: Announcer) -> OpenPool:
+        """All that works on the pool; its loops begin when nothing can fail any more."""
+        layout = host.kind.layout
         puller = Puller(
             host.pool,
             host.segment.view,
-            kind.layout,
+            layout,
             links=self._links.by_name,
             forced=self._links.forced,
         )
         cache = NodeCache(
             host.pool,
-            kind.layout.shards,
+            layout.shards,
             tier,
             slot=host.slot,
             peers=self._peers,
@@ -121,11 +125,11 @@ class PoolOpener:
             examine=host.examine,
             clock=time.monotonic,
         )
-        self._start(cache.run())
-        self._start(puller.prober.run())
         link, publish = self._links.by_name["tcp"], cache.arrived
         replicator = replicate_pool(self._settings, host, link, self._peers, publish)
         replicator.open()
+        self._start(cache.run())
+        self._start(puller.prober.run())
         return OpenPool(host, cache, puller, replicator, self._saw_pull)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:

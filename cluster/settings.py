@@ -4,6 +4,7 @@ Each is one frozen record, read from ``PREFIXFLEET_NODE_*`` or ``PREFIXFLEET_WOR
 whole fleet agrees on (name, Redis, secret) is `prefixfleet.store.settings.FleetSettings`.
 """
 
+import re
 import shlex
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -25,7 +26,7 @@ OUR_OPTIONS = frozenset(
         *("--model", "--served-model-name", "--host", "--port", "--max-model-len"),
         *("--kv-cache-memory-bytes", "--kv-transfer-config", "--kv-events-config"),
         *("--tensor-parallel-size", "-tp", "--pipeline-parallel-size", "-pp"),
-        *("--distributed-executor-backend", "--enable-prompt-tokens-details"),
+        *("--distributed-executor-backend", "--enable-prompt-tokens-details", "--config"),
     }
 )
 """Of vLLM's options those that a worker sets itself, or that its blocks cannot follow."""
@@ -44,6 +45,12 @@ def check_model(folder: Path) -> Path:
             f"safetensors files (no {', '.join(missing)} there)"
         )
     return folder
+
+
+def _is_ours(word: str) -> bool:
+    """Also a part of the name, which vLLM completes, a field of it (``--x.field``), and a file."""
+    name = re.split("[=.]", word)[0].replace("_", "-")
+    return bool(name.strip("-")) and any(option.startswith(name) for option in OUR_OPTIONS)
 
 
 class NodeSettings(Section):
@@ -141,9 +148,10 @@ class WorkerSettings(Section):
     @classmethod
     def _not_ours(cls, text: str) -> str:
         words = shlex.split(text)  # raises ValueError for a quotation that does not end
-        if ours := sorted({w.split("=")[0].replace("_", "-") for w in words} & OUR_OPTIONS):
+        if ours := [word for word in words if _is_ours(word)]:
             raise ValueError(
-                f"got {', '.join(ours)}, which prefixfleet sets; expected other options of vLLM"
+                f"got {', '.join(ours)}, which prefixfleet sets, or which may stand for what it "
+                "sets; expected other options of vLLM, by their whole names"
             )
         return text
 

@@ -10,11 +10,14 @@ from enum import IntEnum
 
 from jinja2 import Environment, nodes
 
+from prefixfleet.router.template_names import namespaces_of
+
 _OF_LOOPS = {"index", "index0", "revindex", "revindex0", "first", "last", "length", "depth"}
 _TESTS = {"string", "defined", "undefined", "none", "mapping", "iterable", "sequence", "number"}
 _FUNCTIONS = {"raise_exception", "namespace", "range", "dict"}
 _CHANGING = {"strftime_now", "lipsum"}
 _SPECIAL = _CHANGING | {"loop", "self", "caller", "varargs", "kwargs"}
+_RESERVED = frozenset(_SPECIAL | _FUNCTIONS)
 _OF_DICTS = frozenset(dir(dict))
 _ARITHMETIC = nodes.BinExpr | nodes.UnaryExpr
 _PLAIN = (
@@ -37,8 +40,12 @@ class _Looks(Exception):
 
 def only_passes_contents(source: str, environment: Environment) -> bool:
     """Whether a content that is a text, not blank, is at most stripped on its way to the prompt."""
+    tree = environment.parse(source)
+    namespaces = namespaces_of(tree, _RESERVED)
+    if namespaces is None:
+        return False
     try:
-        _Flow().follow(environment.parse(source))
+        _Flow(namespaces).follow(tree)
     except _Looks:
         return False
     return True
@@ -47,7 +54,8 @@ def only_passes_contents(source: str, environment: Environment) -> bool:
 class _Flow:
     """Kinds of all names, whatever their scope: a name is the worst of what it is anywhere."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespaces: frozenset[str]) -> None:
+        self._namespaces = namespaces
         self._kinds: dict[str, Kind] = {"messages": Kind.MESSAGES}
         self._fields: dict[tuple[str, str], Kind] = {}
         self._changed = True
@@ -149,7 +157,7 @@ class _Flow:
             raise _Looks
 
     def _name(self, name: str) -> Kind:
-        if name in _SPECIAL or any(name == of for of, _ in self._fields):
+        if name in _SPECIAL or name in self._namespaces:
             raise _Looks  # it may be another name for what is looked after by its own
         return self._kinds.get(name, Kind.FIXED)
 
@@ -159,10 +167,8 @@ class _Flow:
         if isinstance(node.node, nodes.Name) and isinstance(part, str):
             if node.node.name == "loop" and part in _OF_LOOPS:
                 return Kind.FIXED
-            if (known := self._fields.get((node.node.name, part))) is not None:
-                return known
-            if any(node.node.name == of for of, _ in self._fields):
-                return Kind.FIXED  # a field of a namespace that is never set
+            if node.node.name in self._namespaces:  # a field that is never set is fixed
+                return self._fields.get((node.node.name, part), Kind.FIXED)
         of = self._kind(node.node)
         if of is Kind.MESSAGES and isinstance(node, nodes.Getitem):
             if self._kind(node.arg):

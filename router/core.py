@@ -6,7 +6,7 @@ import random
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
@@ -26,6 +26,7 @@ from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
+from prefixfleet.router.kept_running import kept_running
 from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
@@ -168,15 +169,9 @@ class Router:
                 self.session, self._secret, lambda: self.feed.records, self.metrics
             )
             stack.push_async_callback(self.wishes.close)
-            loops = [self.feed.run(), self.roster.run(), self._reload()]
-            if self._cache_feed is not None:
-                loops.append(self._cache_feed.run())
-            if interval_s := self.settings.health_interval_s:
-                loops.append(HealthChecks(self.roster, self.session, interval_s).run())
-            if self._board is not None:
-                loops.append(Exchange(self._board, self.book, self.turns.load, self.degraded).run())
-            for loop in loops:
-                stack.push_async_callback(_cancelled, asyncio.create_task(loop))
+            for name, run in self._loops().items():
+                task = asyncio.create_task(kept_running(name, run, self.degraded))
+                stack.push_async_callback(_cancelled, task)
             self._open = stack.pop_all()
         return self
 
@@ -187,6 +182,21 @@ class Router:
         trace: TracebackType | None,
     ) -> None:
         await self._open.aclose()
+
+    def _loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "index": self.feed.run,
+            "roster": self.roster.run,
+            "files": self._reload,
+        }
+        if self._cache_feed is not None:
+            loops["engine caches"] = self._cache_feed.run
+        if interval_s := self.settings.health_interval_s:
+            loops["health"] = HealthChecks(self.roster, self.session, interval_s).run
+        if self._board is not None:
+            board = Exchange(self._board, self.book, self.turns.load, self.degraded)
+            loops["loads"] = board.run
+        return loops
 
     def new_id(self) -> str:
         """A request's id, unique in the fleet: 64 random bits of this router and a number."""

@@ -62,7 +62,7 @@ def parse_head(raw: bytes) -> Head:
         return _known_head(raw)
     stop = raw.find(b"\r\n", at + 2)
     stop = len(raw) if stop < 0 else stop
-    length = raw[at + len(_LENGTH) : stop].strip()
+    length = raw[at + len(_LENGTH) : stop].strip(b" \t")
     if not _DIGITS.fullmatch(length):
         return _known_head(raw)  # which is no head at all, or `framing_of` says so
     return structs.replace(_known_head(raw[:at] + raw[stop:]), length=int(length))
@@ -80,7 +80,7 @@ def _known_head(raw: bytes) -> Head:
         name, colon, value = line.partition(":")
         if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
             raise BadFraming(f"header {line!r:.80}")
-        headers.add(name, value.strip())
+        headers.add(name, value.strip(" \t"))
     options = headers.get("Connection", "").lower()
     keep_alive = "close" not in options and (version == "HTTP/1.1" or "keep-alive" in options)
     return Head(int(code), CIMultiDictProxy(headers), keep_alive, Passing(headers))
@@ -90,9 +90,10 @@ def framing_of(head: Head) -> Framing:
     """How the body of this answer (to a POST) ends."""
     if head.status in (204, 304):
         return Length(0)
-    coding = head.headers.get("Transfer-Encoding")
+    codings = head.headers.getall("Transfer-Encoding", [])
     lengths = head.headers.getall("Content-Length", [])  # what is odd, or said again
-    if coding is not None:
+    if codings:
+        coding = ", ".join(codings)  # several headers are one list
         if coding.lower() != "chunked" or head.length is not None or lengths:
             raise BadFraming(f"Transfer-Encoding {coding!r:.40}")
         return Chunked()
@@ -206,7 +207,7 @@ class Chunked:
 
 
 def _size(line: bytes) -> int:
-    digits = line.partition(b";")[0].strip()
+    digits = line.partition(b";")[0].strip(b" \t")
     if not _HEX.fullmatch(digits):
         raise BadFraming(f"length of a chunk {line!r:.40}")
     return int(digits, 16)

@@ -8,6 +8,7 @@ from prefixfleet.router.errors import BadRequest
 from prefixfleet.store.retention import MAX_TTL_S
 
 MAX_DEADLINE_MS = 86_400_000
+MAX_DIGITS = 10
 OURS = "x-prefixfleet-"
 DEADLINE = OURS + "ttft-deadline-ms"
 """A client's own limit on the time to first token: refuse at once what would come later."""
@@ -55,9 +56,9 @@ def deadline_of(headers: Mapping[str, str]) -> float:
     text = headers.get(DEADLINE)
     if text is None:
         return 0.0
-    if not (text.isascii() and text.isdigit() and 0 < int(text) <= MAX_DEADLINE_MS):
+    if not 0 < (number := _number(text)) <= MAX_DEADLINE_MS:
         raise BadRequest(f"{DEADLINE}: got {text!r:.40}, expected 1 to {MAX_DEADLINE_MS}")
-    return int(text) / 1_000
+    return number / 1_000
 
 
 def keep_of(headers: Mapping[str, str]) -> float:
@@ -65,9 +66,14 @@ def keep_of(headers: Mapping[str, str]) -> float:
     text = headers.get(KEEP)
     if text is None:
         return 0.0
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:10]) <= MAX_TTL_S):
+    if not 0 < (number := _number(text)) <= MAX_TTL_S:
         raise BadRequest(f"{KEEP}: got {text!r:.40}, expected 1 to {MAX_TTL_S:.0f}")
-    return float(text)
+    return float(number)
+
+
+def _number(text: str) -> int:
+    """0 if ``text`` is no whole number of at most `MAX_DIGITS`."""
+    return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else 0
 
 
 class AnswerHeaders:

@@ -9,56 +9,31 @@ The pieces between such places form a tree, in which texts that begin alike shar
 are compared by their text, so no two are ever taken for each other.
 """
 
-import re
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from operator import add
+from sys import getsizeof
 from threading import Lock
 
 from tokenizers import AddedToken
 
-from prefixfleet.store.chain import BlockHash, extend_chain
+from prefixfleet.router.added_tokens import cuts_of, pattern_of
+from prefixfleet.router.rendered import Rendered
 
-MAX_KNOWN_TOKENS = 4_000_000
-"""Of one model: 16 MB of token ids, as much of hashes, and as much of text."""
+MAX_KNOWN_BYTES = 64_000_000
+"""Of one model: token ids, texts, places and hashes. 4 million tokens of plain chats."""
+MAX_PIECES = 4_096
+"""A prompt of more is not remembered: its client wrote them, and each costs a place."""
+_PIECE_BYTES = 300  # a place, its key, and the same key of the prompt
 MAX_SHORT_PIECES = 4_096
 SHORT_CHARACTERS = 64
 """Pieces up to this length are remembered wherever they stand: those that a template puts around
 every message."""
 MIN_CHARACTERS = 400
 """A shorter text is tokenised in less time than it takes to look it up."""
-
-
-@dataclass(slots=True, eq=False)
-class Rendered:
-    """Token ids of one rendered prompt, and the hash chains that were computed of them.
-
-    Immutable but for the memo of chains, whose entries only ever grow to the same values.
-    """
-
-    token_ids: Sequence[int] = ()
-    _chains: dict[tuple[BlockHash, int], list[BlockHash]] = field(default_factory=dict)
-
-    def chain(self, root: BlockHash, block_tokens: int, key: bytes) -> list[BlockHash]:
-        """`extend_chain` of all token ids from ``root``; only what is new is hashed."""
-        known = self._chains.get((root, block_tokens), [])
-        if len(known) < len(self.token_ids) // block_tokens:
-            rest = self.token_ids[len(known) * block_tokens :]
-            known = known + extend_chain(known[-1] if known else root, rest, block_tokens, key)
-            self._chains[root, block_tokens] = known
-        return known
-
-    def continued(self, count: int, rest: Sequence[int]) -> "Rendered":
-        """The prompt that shares the first ``count`` tokens and goes on with ``rest``."""
-        token_ids = array("I", self.token_ids[:count])
-        token_ids.extend(rest)
-        chains = {
-            (root, size): chain[: count // size] for (root, size), chain in self._chains.items()
-        }
-        return Rendered(token_ids, chains)
 
 
 _Key = tuple[int | str, str]
@@ -74,26 +49,41 @@ class _Place:
     tokens: int
 
 
+@dataclass(slots=True, eq=False)
+class _Prompt:
+    """What is remembered of one: the keys of all its places, and what it was charged in all."""
+
+    rendered: Rendered
+    keys: list[_Key]
+    text_bytes: int
+    num_bytes: int
+
+
 class KnownPrefixes:
     """Owned by one model's `Tokens`; safe to use from several threads."""
 
     def __init__(self, added: Mapping[int, AddedToken]) -> None:
-        cuts = _cuts_of(added)
+        cuts = cuts_of(added)
         self._cuts, self._cut_ids = frozenset(cuts.values()), frozenset(cuts)
-        self._cut_texts = tuple(self._cuts)
         raw = {token.content for token in added.values() if not token.normalized}
         self._all_cut = raw == self._cuts
-        self._pattern = _pattern_of(raw) if cuts else None
+        self._pattern = pattern_of(raw) if cuts else None
         self._lock = Lock()
         self._numbers = count()
         self._places: dict[_Key, _Place] = {}
-        self._age: OrderedDict[int, tuple[Rendered, list[_Key]]] = OrderedDict()
-        self._tokens = 0
+        self._age: OrderedDict[int, _Prompt] = OrderedDict()
+        self._num_bytes = 0
         self._short: dict[tuple[str, str], Sequence[int]] = {}
 
     def __len__(self) -> int:
         """Tokens remembered."""
-        return self._tokens
+        with self._lock:
+            return sum(len(prompt.rendered.token_ids) for prompt in self._age.values())
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is remembered, about; at most `MAX_KNOWN_BYTES`."""
+        return self._num_bytes
 
     def encode(
         self, text: str, encode: Callable[[str], Sequence[int]], owner: str = ""
@@ -106,6 +96,8 @@ class KnownPrefixes:
         if self._pattern is None or len(text) < MIN_CHARACTERS:
             return Rendered(encode(text))
         pieces = self._pieces_of(text)
+        if len(pieces) > MAX_PIECES:
+            return Rendered(encode(text))
         with self._lock:
             keys, path = self._path(pieces, owner)
             if len(path) == len(pieces) and (whole := self._again(path)):
@@ -119,6 +111,7 @@ class KnownPrefixes:
         if ends is not None:
             with self._lock:
                 self._remember(rendered, owner, keys, path, zip(new, ends, strict=True))
+                self._charge(rendered, keys, getsizeof(text))
         return rendered
 
     def _pieces_of(self, text: str) -> list[str]:
@@ -153,9 +146,10 @@ class KnownPrefixes:
     def _again(self, path: Sequence[_Place]) -> Rendered | None:
         """The very prompt that ends with ``path``, if it is the newest of those that begin so."""
         rendered = path[-1].rendered
-        if len(rendered.token_ids) != path[-1].tokens or id(rendered) not in self._age:
+        prompt = self._age.get(id(rendered))
+        if prompt is None or len(rendered.token_ids) != path[-1].tokens:
             return None
-        self._age.move_to_end(id(rendered))
+        self._charge(rendered, prompt.keys, prompt.text_bytes)
         for place in path:
             place.rendered = rendered
         return rendered
@@ -190,11 +184,16 @@ class KnownPrefixes:
     ) -> None:
         start = 0
         for piece, end in zip(pieces, ends, strict=True):
-            if len(piece) <= SHORT_CHARACTERS and piece.startswith(self._cut_texts):
+            if len(piece) <= SHORT_CHARACTERS and self._begins_with_cut(piece):
                 if len(self._short) >= MAX_SHORT_PIECES:
                     self._short = {}
                 self._short[owner, piece] = ids[start:end]
             start = end
+
+    def _begins_with_cut(self, piece: str) -> bool:
+        assert self._pattern is not None
+        match = self._pattern.match(piece)
+        return match is not None and match[0] in self._cuts
 
     def _remember(
         self,
@@ -216,35 +215,20 @@ class KnownPrefixes:
             place.rendered = rendered
             self._places[key] = place
             at = place.number
-        self._age[id(rendered)] = (rendered, keys)
-        self._tokens += len(rendered.token_ids)
-        while self._tokens > MAX_KNOWN_TOKENS:
+
+    def _charge(self, rendered: Rendered, keys: list[_Key], text_bytes: int) -> None:
+        """Note the prompt as the newest, with what it takes by now: its chains may have grown."""
+        known = self._age.pop(id(rendered), None)
+        size = rendered.num_bytes + len(keys) * _PIECE_BYTES + text_bytes
+        self._num_bytes += size - (known.num_bytes if known else 0)
+        self._age[id(rendered)] = _Prompt(rendered, keys, text_bytes, size)
+        while self._num_bytes > MAX_KNOWN_BYTES:
             self._forget_oldest()
 
     def _forget_oldest(self) -> None:
-        _, (rendered, keys) = self._age.popitem(last=False)
-        self._tokens -= len(rendered.token_ids)
-        for key in keys:
+        _, oldest = self._age.popitem(last=False)
+        self._num_bytes -= oldest.num_bytes
+        for key in oldest.keys:
             place = self._places.get(key)
-            if place is not None and place.rendered is rendered:
+            if place is not None and place.rendered is oldest.rendered:
                 del self._places[key]
-
-
-def _cuts_of(added: Mapping[int, AddedToken]) -> dict[int, str]:
-    """Added tokens before which a text may be cut, by id."""
-    if any(token.single_word for token in added.values()):
-        return {}
-    texts = [token.content for token in added.values()]
-    return {
-        number: token.content
-        for number, token in added.items()
-        if not token.normalized
-        and not token.lstrip
-        and sum(token.content in text for text in texts) == 1
-    }
-
-
-def _pattern_of(raw: Iterable[str]) -> re.Pattern[str]:
-    """Finds added tokens in a raw text as the tokenizer does: leftmost, and longest of those."""
-    texts = sorted(raw, key=len, reverse=True)
-    return re.compile(f"({'|'.join(map(re.escape, texts))})")

@@ -18,7 +18,10 @@ from prefixfleet.router.template import Message
 MAX_OUTLINES = 512
 MAX_MESSAGES = 128  # of a chat with an outline: 12 MB for all of them
 ROLES = frozenset({"system", "user", "assistant"})
-_BLANK = "\u2003\u2002\u2003"  # around a mark: what a template strips is gone from there
+MAX_VARIABLES = 256  # characters of names and texts: they are part of what is remembered
+_LEFT, _RIGHT = "\u2003\u2002\u2003", "\u2002\u2003\u2002"
+"""Around a mark: what a template strips is gone from there. They differ, so that what is between
+two marks is known to be of the one before it or of the one behind it."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,7 @@ class Outlines:
         self._lock = Lock()
         self._known: dict[object, _Outline] = {}
         self._secret = secrets.token_hex(8)  # nobody outside can write a mark
-        self._mark = re.compile(f"({_BLANK})?<{self._secret} ([0-9]+)>({_BLANK})?")
+        self._mark = re.compile(f"({_LEFT})?<{self._secret} ([0-9]+)>({_RIGHT})?")
         self._off = False
 
     def __len__(self) -> int:
@@ -46,7 +49,7 @@ class Outlines:
 
     def fill(self, messages: Sequence[object], variables: Mapping[str, Any]) -> str | None:
         """The prompt's text, as `render` gives it; None for a chat that is not as simple."""
-        if len(messages) > MAX_MESSAGES or variables.get("continue_final_message"):
+        if self._off or len(messages) > MAX_MESSAGES or variables.get("continue_final_message"):
             return None
         contents: list[str] = []
         key: list[object] = [len(messages)]
@@ -60,19 +63,19 @@ class Outlines:
     def _first(
         self, key: tuple[object, ...], contents: Sequence[str], variables: Mapping[str, Any]
     ) -> str | None:
-        if self._off:
-            return None
-        marks = [f"{_BLANK}<{self._secret} {n}>{_BLANK}" for n in range(len(contents))]
+        marks = [f"{_LEFT}<{self._secret} {n}>{_RIGHT}" for n in range(len(contents))]
         outline = self._outline(self._render(_chat(key, marks), variables))
         text = self._render(_chat(key, contents), variables)
         if _filled(outline, contents) != text:
-            self._off = True
+            with self._lock:
+                self._off, self._known = True, {}
             log.error("a template does not render as it was read: it is rendered in full from now")
             return text
         with self._lock:
             if len(self._known) >= MAX_OUTLINES:
                 self._known = {}
-            self._known[key] = outline
+            if not self._off:
+                self._known[key] = outline
         return text
 
     def _outline(self, text: str) -> _Outline:
@@ -100,12 +103,19 @@ def _take_messages(messages: Sequence[object], key: list[object], contents: list
 
 
 def _take_variables(variables: Mapping[str, Any], key: list[object]) -> bool:
-    """Append them; False if they are more than texts and truth values (1 would equal True)."""
+    """Append them; False if they are long, or more than texts and truth values (1 would equal
+    True)."""
+    left = MAX_VARIABLES
     for name, value in variables.items():
-        if type(value) is not bool and (type(value) is not str or _BLANK in value):
+        left -= len(name)
+        if type(value) is str:
+            left -= len(value)
+            if _LEFT in value or _RIGHT in value:
+                return False
+        elif type(value) is not bool:
             return False
         key += (name, value)
-    return True
+    return left >= 0
 
 
 def _chat(key: Sequence[object], contents: Sequence[str]) -> list[Message]:

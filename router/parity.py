@@ -14,10 +14,10 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.messages import NotText
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.template import TemplateRefused
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.errors import FleetError

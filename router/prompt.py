@@ -12,13 +12,16 @@ from msgspec import Struct, field
 
 from prefixfleet.router.body import Body
 from prefixfleet.router.dialects import Chat, anthropic_messages, chat_completion, responses
-from prefixfleet.router.known_prefixes import Rendered
+from prefixfleet.router.errors import BadRequest
 from prefixfleet.router.messages import NotText
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.template import TemplateRefused
 from prefixfleet.router.tokens import Tokens
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import Scope, chain_root
 
+MAX_KEPT_SALT = 128  # characters; a client may send a salt as long as a body
+MAX_OUTPUTS = 16_384  # of a request: far over what engines allow by themselves
 BYTES_PER_TOKEN = 4  # of JSON; for the load of a prompt that is not tokenised
 _OPAQUE_FIELDS = ("chat_template", "truncate_prompt_tokens", "prompt_embeds", "mm_processor_kwargs")
 
@@ -71,7 +74,8 @@ def prefix_chain(
     prompt: Prompt, namespace: bytes, block_tokens: int, key: bytes
 ) -> list[BlockHash]:
     """Hashes of the prompt's full blocks, for workers of one namespace; ``key`` is a `hash_key`."""
-    root = _root(namespace, prompt.salt, key)
+    root_of = _root if len(prompt.salt) <= MAX_KEPT_SALT else _root.__wrapped__
+    root = root_of(namespace, prompt.salt, key)
     try:
         return prompt.rendered.chain(root, block_tokens, key)
     except OverflowError:  # a token id that no vocabulary has: the engine will refuse it
@@ -84,7 +88,7 @@ def _root(namespace: bytes, salt: str, key: bytes) -> BlockHash:
 
 
 def _read(body: Body, sequences_of: Callable[[], list[Rendered]]) -> Prompt:
-    outputs = max(1, body.get("n", int) or 1)
+    outputs = _outputs(body)
     salt = body.get("cache_salt", str) or ""
     try:
         _refuse_opaque(body)
@@ -95,9 +99,18 @@ def _read(body: Body, sequences_of: Callable[[], list[Rendered]]) -> Prompt:
     return Prompt(
         rendered=max(sequences, key=_length),
         tokens=sum(map(_length, sequences)),
-        outputs=outputs * len(sequences),
+        outputs=min(outputs * len(sequences), MAX_OUTPUTS),
         salt=salt,
     )
+
+
+def _outputs(body: Body) -> int:
+    """Sequences that are asked for, of each prompt. Raises `BadRequest`."""
+    outputs = body.get("n", int) or 1
+    if outputs > MAX_OUTPUTS:
+        got = outputs if outputs < 1 << 64 else "a longer number"
+        raise BadRequest(f"n: got {got}, expected 1 to {MAX_OUTPUTS}", param="n")
+    return max(1, outputs)
 
 
 def _length(sequence: Rendered) -> int:

@@ -15,9 +15,10 @@ import tokenizers
 
 from prefixfleet.router.content_flow import only_passes_contents
 from prefixfleet.router.content_format import wants_parts
-from prefixfleet.router.known_prefixes import KnownPrefixes, Rendered
+from prefixfleet.router.known_prefixes import KnownPrefixes
 from prefixfleet.router.messages import NotText, conversation, tool_schemas
 from prefixfleet.router.outlines import Outlines
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.template import ChatTemplate, environment
 from prefixfleet.store.errors import ConfigError
 
@@ -59,6 +60,7 @@ class Tokens:
         self,
         messages: Sequence[object],
         tools: Sequence[object] | None = None,
+        /,
         **variables: Any,  # noqa: ANN401 - whatever the template asks for
     ) -> str:
         """Text of a chat's prompt; see `ChatTemplate.render` for the variables.

@@ -6,11 +6,13 @@ import threading
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from engine_rig import BLOCK, answer, expected_answer, prompt_of
 
+from prefixfleet.cluster.connector_loads import OpenLoads
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
@@ -348,3 +350,17 @@ def test_requests_that_come_and_go_at_random_are_right_and_leak_nothing(start, d
     assert sum(rig.preemptions for rig in rigs) > 0
     assert sum(r["local_blocks"] for rig in rigs for r in rig.reports.values()) > 0
     daemons.wait_unused("tiny")
+
+
+@pytest.mark.parametrize("ranks", [(3, 1), (1, 3)])
+def test_of_a_load_the_rank_at_which_fewest_blocks_arrived_decides(ranks):
+    chain = tuple(bytes([n]) * 16 for n in range(4))
+    found = SimpleNamespace(slots=(5, 6, 7, 8))
+    loads = OpenLoads()
+    loads.begin("r", SimpleNamespace(poll=lambda: found, chain=chain), range(4), (0, 1, 2, 3))
+
+    for arrived in ranks:
+        loads.note_failed({"r": arrived})
+
+    assert loads.end("r") == (1, 4)
+    assert "r" not in loads

@@ -90,10 +90,25 @@ def test_further_options_reach_the_engine_as_a_shell_would_take_them(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("given", ["--port 1", "--kv_transfer_config={}", "--seed 1 -tp=2"])
+@pytest.mark.parametrize(
+    "given",
+    [
+        *("--port 1", "--kv_transfer_config={}", "--seed 1 -tp=2", "-tp 2", "-t 2"),
+        *("--tensor-parallel 2", "--pipeline-parallel 2", "--kv-transfer-conf '{}'", "--hos ::"),
+        *("--kv-events-config.endpoint tcp://*:5557", "--config /x.yaml", "--no-such --mod m"),
+    ],
+)
 def test_options_that_the_worker_sets_itself_are_refused(tmp_path, given):
     with pytest.raises(ValueError, match="which prefixfleet sets"):
         worker(tmp_path, engine_options=given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--seed 1", "--quantization fp8", "--compilation-config.level 3", "--dtype half", "-- x"],
+)
+def test_other_options_are_taken(tmp_path, given):
+    assert worker(tmp_path, engine_options=given).engine_options == given
 
 
 def test_a_quotation_that_does_not_end_is_refused(tmp_path):

@@ -9,8 +9,8 @@ import dataclasses
 
 import pytest
 
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.view import View
 from prefixfleet.store.chain import extend_chain, segment_heads
 from prefixfleet.store.eviction import LruOrder

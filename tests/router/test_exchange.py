@@ -11,6 +11,7 @@ from router_rig import Rig
 from prefixfleet.router.book import Book, Load
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.exchange import Exchange
+from prefixfleet.router.kept_running import kept_running
 from prefixfleet.store.load_board import EXPIRY_S, SWEEP_S, WAITING, LoadBoard, SharedLoad
 
 ONE = {"w": SharedLoad(100, 2, 3, 0.5)}
@@ -87,6 +88,27 @@ async def test_what_waits_for_a_worker_is_told_to_whoever_scales_the_fleet(board
     telling.cancel()
     await asyncio.gather(telling, return_exceptions=True)
     assert await told() == []
+
+
+async def test_a_loop_that_fails_begins_anew_and_says_so(boards, clock, caplog):
+    """A load that cannot be written is no more than one round lost."""
+    a, b = boards
+    load = Load(queued_tokens=1 << 70)
+    degraded = Degraded(clock)
+    exchange = Exchange(a, Book(clock), lambda: load, degraded)
+    task = asyncio.create_task(kept_running("loads", exchange.run, degraded, again_s=0.01))
+    await until(lambda: degraded.modes())
+    load = Load(queued_tokens=7)
+
+    async def told():
+        return [loads.get(WAITING) for loads in await b.exchange({})]
+
+    assert await until_equal(told, [SharedLoad(7, 0, 0, 0.0)])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert [mode.name for mode in degraded.modes()] == ["loop loads"]
+    assert "the loop 'loads' failed" in caplog.text
+    assert "OverflowError" in caplog.text
 
 
 async def until_equal(ask, wanted):

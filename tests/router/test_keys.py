@@ -13,7 +13,8 @@ from eventually import until
 from router_rig import chain_of
 from upstreams import EVENTS, SECRET, for_ever, streaming
 
-from prefixfleet.router.errors import TooBusy, Unauthorized
+from prefixfleet.router.errors import BadRequest, TooBusy, Unauthorized
+from prefixfleet.router.headers import deadline_of, keep_of
 from prefixfleet.router.keys import ANYBODY, Key, Keys, tenant_salt
 from prefixfleet.router.known_prefixes import KnownPrefixes
 from prefixfleet.router.limits import BURST_S, Limits
@@ -336,7 +337,25 @@ def test_a_higher_priority_goes_first_whatever_was_served():
     assert most_urgent([low, high], 10.0, shares) == [high, low]
 
 
-@pytest.mark.parametrize("value", ["", "0", "-1", "1.5", "x", "\u0661", "9" * 30])
+BAD_NUMBERS = [
+    "", "0", "-1", "1.5", "x", "\u0661", "9" * 30, "9" * 4_301, "0000000001" + "9" * 400, "1" * 11,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["x-prefixfleet-ttft-deadline-ms", "x-prefixfleet-keep-s"])
+@pytest.mark.parametrize("value", BAD_NUMBERS)
+def test_a_header_that_is_no_such_number_is_refused(name, value):
+    with pytest.raises(BadRequest, match=name) as refused:
+        (deadline_of if "deadline" in name else keep_of)({name: value})
+    assert len(str(refused.value)) < 150
+
+
+def test_headers_of_numbers_are_read():
+    assert deadline_of({"x-prefixfleet-ttft-deadline-ms": "0000000250"}) == 0.25
+    assert keep_of({"x-prefixfleet-keep-s": "60"}) == 60.0
+
+
+@pytest.mark.parametrize("value", ["", "9" * 4_301])
 async def test_a_deadline_that_is_no_number_is_the_clients_mistake(rig, value):
     await rig.start(await rig.engine())
 

@@ -1,7 +1,11 @@
 """Tokenising what is new gives what tokenising everything gives: for any chat, in any script."""
 
+import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle
 from pathlib import Path
+from threading import Event
 
 import pytest
 import tokenizers
@@ -10,7 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers
 
-from prefixfleet.router.known_prefixes import MAX_KNOWN_TOKENS, KnownPrefixes, Rendered
+from prefixfleet.router.added_tokens import pattern_of
+from prefixfleet.router.known_prefixes import MAX_PIECES, KnownPrefixes
+from prefixfleet.router.rendered import MAX_CHAINS, Rendered
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.store.chain import extend_chain
 
@@ -172,7 +178,7 @@ def test_a_tokenizer_that_guarantees_nothing_is_not_cut(added):
 
 
 def test_what_is_remembered_is_bounded_and_what_is_in_use_stays(monkeypatch):
-    monkeypatch.setattr("prefixfleet.router.known_prefixes.MAX_KNOWN_TOKENS", 20_000)
+    monkeypatch.setattr("prefixfleet.router.known_prefixes.MAX_KNOWN_BYTES", 200_000)
     known, made = known_of("byte level")
     encode = Counted(made)
     system = "<|im_start|>" + "rules " * 500 + "<|im_end|><|im_start|>"
@@ -182,7 +188,7 @@ def test_what_is_remembered_is_bounded_and_what_is_in_use_stays(monkeypatch):
 
     known.encode(system + "another", encode)
 
-    assert len(known) <= 20_000 < MAX_KNOWN_TOKENS
+    assert 0 < known.num_bytes <= 200_000
     assert len(known._places) <= 3 * len(known._age)
     assert encode.characters < 100
 
@@ -213,6 +219,96 @@ def test_the_very_same_prompt_is_the_very_same_object():
     assert encode.characters == 0
     assert all(one is first for one in again)
     assert len(known) == len(first.token_ids)
+
+
+def test_a_prompt_keeps_few_chains_however_many_salts_come():
+    known, made = known_of("byte level")
+    text = "<|im_start|>" + "rules " * 100 + "<|im_end|>"
+    rendered = known.encode(text, lambda t: whole(made, t))
+    before = known.num_bytes
+    roots = [number.to_bytes(16) for number in range(1_000)]
+
+    for root in roots:
+        assert rendered.chain(root, 4, b"k") == extend_chain(root, rendered.token_ids, 4, b"k")
+
+    assert len(rendered._chains) == MAX_CHAINS
+    longer = known.encode(text + "more <|im_end|>", lambda t: whole(made, t))
+    assert len(longer._chains) == MAX_CHAINS
+    assert known.encode(text, lambda t: whole(made, t)) is not None
+    chains = 4 * MAX_CHAINS * (len(rendered.token_ids) // 4)
+    assert known.num_bytes >= before + chains
+    for root in roots[-MAX_CHAINS - 3 :]:
+        assert longer.chain(root, 4, b"k") == extend_chain(root, longer.token_ids, 4, b"k")
+    assert len(longer._chains) == MAX_CHAINS
+
+
+def test_the_chain_that_was_used_last_stays():
+    rendered = Rendered(list(range(16)))
+    often = rendered.chain(b"often", 4, b"k")
+    for number in range(20):
+        rendered.chain(number.to_bytes(16), 4, b"k")
+
+        assert rendered.chain(b"often", 4, b"k") is often
+
+
+def test_a_prompt_may_be_continued_while_another_thread_computes_chains():
+    rendered = Rendered(list(range(64)))
+    stop = Event()
+
+    def compute() -> None:
+        for number in cycle(range(50)):
+            rendered.chain(number.to_bytes(16), 4, b"k")
+            if stop.is_set():
+                return
+
+    with ThreadPoolExecutor(1) as threads:
+        computing = threads.submit(compute)
+        try:
+            for _ in range(5_000):
+                assert len(rendered.continued(32, [7]).token_ids) == 33
+        finally:
+            stop.set()
+        computing.result()
+
+
+def test_a_prompt_of_too_many_pieces_is_encoded_and_not_remembered():
+    known, made = known_of("byte level")
+    text = "<|im_end|>" * (MAX_PIECES + 1)
+
+    for _ in range(2):
+        assert list(known.encode(text, lambda t: whole(made, t)).token_ids) == whole(made, text)
+
+    assert (len(known), known.num_bytes, known._places) == (0, 0, {})
+
+
+def test_pieces_and_characters_count_as_memory(monkeypatch):
+    monkeypatch.setattr("prefixfleet.router.known_prefixes.MAX_KNOWN_BYTES", 100_000)
+    known, made = known_of("byte level")
+    for number in range(20):
+        known.encode(f"<|im_start|>{number}" + "<|im_end|>" * 200, lambda t: whole(made, t))
+        assert len(known._places) <= 350
+
+    monkeypatch.setattr("prefixfleet.router.known_prefixes.MAX_KNOWN_BYTES", 10_000)
+    known.encode("<|im_start|>" + "🙂" * 3_000, lambda t: whole(made, t))
+    assert (len(known), known.num_bytes, known._places) == (0, 0, {})
+
+
+names = st.text("ab<|>.\n ", min_size=1, max_size=4)
+
+
+@given(st.lists(names, min_size=1, max_size=12), st.text("ab<|>.\n ", max_size=40))
+def test_added_tokens_are_found_leftmost_and_longest(raw, text):
+    by_length = "|".join(map(re.escape, sorted(raw, key=len, reverse=True)))
+
+    assert pattern_of(raw).split(text) == re.split(f"({by_length})", text)
+
+
+def test_thousands_of_added_tokens_that_begin_alike_are_tried_as_one():
+    """Else a client that repeats their beginning holds the interpreter's lock for seconds."""
+    pattern = pattern_of(f"<unused{number}>" for number in range(5_000))
+
+    assert pattern.pattern.count("unused") == 1
+    assert pattern.findall("<unused<unused4999><unused5000>") == ["<unused4999>"]
 
 
 def test_a_prompt_of_no_tokens_has_no_chain():

@@ -22,10 +22,24 @@ TRIMMED = """\
 {% set ns.last = m.content %}{% endif %}{% endfor %}\
 {% if ns.last %}{{ 'last: ' + ns.last if messages | length > 2 else '' }}{% endif %}"""
 
-PASSING = {"chatml": CHATML, "headers": HEADERS, "trimmed": TRIMMED}
+BESIDE = """\
+{{ messages[0].content | trim }}{% set messages = messages[1:] %}\
+{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"""
+TURNED = """\
+{{ messages[0].content }}{{ messages[-1].content | trim }}{{ messages[0].content | trim }}\
+{{ messages[-1].content ~ messages[0].content }}{{ (messages[0].content + ' ') | trim }}"""
+
+PASSING = {
+    "chatml": CHATML,
+    "headers": HEADERS,
+    "trimmed": TRIMMED,
+    "beside": BESIDE,
+    "turned": TURNED,
+}
 
 texts = st.sampled_from(["a", " b ", "\n\n c", "<|im_end|>", "ü\u2003", "\u2003\u2002\u2003d"])
 texts |= st.text(min_size=1, max_size=12)
+texts |= st.text(" \n\t\u2002\u2003\u00a0ab", min_size=1, max_size=9)
 chats = st.lists(
     st.fixed_dictionaries(
         {"role": st.sampled_from(["system", "user", "assistant"]), "content": texts}
@@ -33,6 +47,9 @@ chats = st.lists(
     min_size=1,
     max_size=6,
 )
+
+
+SHORT_FIRST = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
 
 
 def template_of(source):
@@ -51,6 +68,29 @@ def test_what_is_filled_is_what_is_rendered(name, pairs):
         filled = outlines.fill(chat, {"add_generation_prompt": add})
         assert filled is None or filled == expected
         assert (filled is None) == any(m["content"].isspace() for m in chat)
+
+
+@pytest.mark.parametrize("name", sorted(PASSING))
+@settings(max_examples=100, deadline=None)
+@given(first=texts, second=texts)
+def test_a_harmless_chat_teaches_an_outline_for_any_white_space(name, first, second):
+    template = template_of(PASSING[name])
+    outlines = Outlines(lambda chat, given: template.render(chat, **given))
+    chat = [{"role": "system", "content": first}, {"role": "user", "content": second}]
+
+    outlines.fill(SHORT_FIRST, {})
+
+    assert len(outlines) == 1
+    assert outlines.fill(chat, {}) in (None, template.render(chat))
+
+
+def test_a_stripped_content_beside_one_that_is_not():
+    template = template_of(BESIDE)
+    outlines = Outlines(lambda chat, given: template.render(chat, **given))
+    outlines.fill(SHORT_FIRST, {})
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "\n\nhello"}]
+
+    assert outlines.fill(chat, {}) == "Be brief.\n\nhello<|eos|>"
 
 
 @pytest.mark.parametrize("name", sorted(PASSING))
@@ -91,6 +131,15 @@ def test_templates_that_only_pass_contents_are_known_as_such(name):
         "{% set ns = namespace() %}{% set ns.x = m.content %}{{ ns.x | upper }}",
         "{% set ns = namespace(x=m.content) %}{{ ns.x | upper }}",
         "{% set ns = namespace() %}{% set ns.x = m.content %}{% set o = ns %}{{ o.x | upper }}",
+        "{% set ns = namespace(x='') %}{% set s = ns %}{% set s.x = m.content %}{{ ns.x | upper }}",
+        "{% set m = namespace(content='') %}{{ m.content | upper }}",
+        "{% set x = namespace() if m.role else m %}{{ x.y }}",
+        "{% set f = namespace %}{% set ns = f(x='') %}{% set ns.x = m.content %}{{ ns.x }}",
+        "{% set ns = [namespace(x='')] %}{{ ns[0].x }}",
+        "{% set ns = namespace() %}{% for ns in messages %}{{ ns.role }}{% endfor %}",
+        "{% set loop = namespace(first='') %}{% set loop.first = m.content %}{{ loop.first * 2 }}",
+        "{% set loop = m.content %}{{ loop.index('a') }}",
+        "{% set range = m.content %}{{ range }}",
         "{% macro f(x) %}{{ x | upper }}{% endmacro %}{{ f(m.content) }}",
         "{% set x %}{{ m.content }}{% endset %}{{ x | upper }}",
         "{% filter upper %}{{ m.content }}{% endfilter %}",
@@ -116,6 +165,21 @@ def test_templates_that_only_pass_contents_are_known_as_such(name):
 def test_a_template_that_looks_at_contents_or_at_the_time_is_not_trusted(body):
     source = "{% for m in messages %}" + body + "{% endfor %}"
 
+    assert not only_passes_contents(source, environment())
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set ns = namespace(last='') %}{% set state = ns %}"
+        "{% for m in messages %}{% set state.last = m.content %}{% endfor %}"
+        "{% if '/no_think' in ns.last %}x{% endif %}",
+        "{% set m = namespace(content='') %}{% set m.content = 'x' %}"
+        "{% for m in messages %}{% if m.content.startswith('/') %}x{% endif %}{% endfor %}",
+        "{% set messages = namespace(x='') %}{{ messages.x }}",
+    ],
+)
+def test_a_namespace_of_two_names_or_a_name_of_two_things_is_not_trusted(source):
     assert not only_passes_contents(source, environment())
 
 
@@ -146,6 +210,10 @@ def test_any_other_chat_is_left_to_the_template(chat):
         {"date": 3},
         {"documents": []},
         {"x": "\u2003\u2002\u2003"},
+        {"x": "\u2002\u2003\u2002"},
+        {"x": "long" * 65},
+        {"long" * 65: True},
+        {f"x{number}": "long" * 10 for number in range(8)},
     ],
 )
 def test_unusual_variables_are_left_to_the_template(variables):
@@ -178,6 +246,18 @@ def test_a_template_that_does_not_render_as_it_was_read_is_rendered_in_full(capl
 
     assert [outlines.fill(chat, {}), outlines.fill(chat, {})] == ["A", None]
     assert "rendered in full" in caplog.text
+    assert len(outlines) == 0
+
+
+def test_outlines_that_were_known_are_not_used_after_one_was_wrong():
+    outlines = Outlines(lambda chat, given: chat[0]["content"] + str(len(chat[0]["content"])))
+    outlines._known[1, "user"] = outlines._outline("what was learnt before")
+    chat = [{"role": "user", "content": "a"}]
+    assert outlines.fill(chat, {}) is not None
+
+    assert outlines.fill(chat, {"x": True}) == "a1"
+
+    assert outlines.fill(chat, {}) is None
     assert len(outlines) == 0
 
 

@@ -32,6 +32,8 @@ async def ask(rig, data=b"", path="/v1/completions", method="POST", **options):
         b'{"model":"tiny","prompt":"\\ud800"}',
         b"\xff\xfe{}",
         b'{"model":"tiny","prompt":NaN}',
+        b'{"model":"tiny","prompt":"x","n":16385}',
+        b'{"model":"tiny","prompt":"x","n":1' + b"0" * 400 + b"}",
         b"[" * 100_000,
         b'{"a":' * 100_000,
     ],

@@ -145,6 +145,22 @@ def test_a_template_cannot_reach_the_process(tmp_path):
         tokens.render(CHATS["one question"])
 
 
+@pytest.mark.parametrize("name", ["messages", "chat", "template", "cls"])
+def test_a_variable_may_have_the_name_of_a_parameter(tokens, name):
+    chat = CHATS["one question"]
+
+    if name == "messages":  # the template's own: nobody may say what it is
+        with pytest.raises(TemplateRefused):
+            tokens.render(chat, **{name: 1})
+    else:
+        assert tokens.render(chat, **{name: 1}) == tokens.render(chat)
+
+
+def test_a_variable_that_no_template_can_have_is_refused(tokens):
+    with pytest.raises(TemplateRefused, match="self"):
+        tokens.render(CHATS["one question"], **{"self": 1})
+
+
 def test_template_files_win_over_the_tokenizers_configuration(tmp_path):
     write_model(tmp_path, "old")
     (tmp_path / "chat_template.jinja").write_text("new", encoding="utf-8")

@@ -18,8 +18,8 @@ from chats import write_model
 from prefixfleet.router.body import read_body
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain, read_chat
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.tokens import load_tokens
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker

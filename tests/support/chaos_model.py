@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from upstreams import NAMESPACE, SECRET
 
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.slot import SlotLayout
 

@@ -18,8 +18,8 @@ from upstreams import NAMESPACE, SECRET, FakeEngine
 
 from prefixfleet.router.__main__ import BACKLOG, app_runner
 from prefixfleet.router.core import Fleet, Router
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.store.chain import segment_heads
 from prefixfleet.store.index import Membership

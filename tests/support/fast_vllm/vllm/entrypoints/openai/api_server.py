@@ -23,8 +23,8 @@ from engine_cache import Cache
 
 from prefixfleet.cluster.engine_client import Welcome
 from prefixfleet.router.body import read_body
-from prefixfleet.router.known_prefixes import Rendered
 from prefixfleet.router.prompt import Prompt, prefix_chain, read_chat, read_completion
+from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.tokens import load_tokens
 from prefixfleet.store.records import PARAMS_KEY, Outcome
 

@@ -123,6 +123,11 @@ class EnginePoller:
                     await asyncio.sleep(0)  # a poll may tell a lot: requests must not wait for it
                 await asyncio.sleep(pause_s)
 
+    def forget(self) -> None:
+        """Nothing is known any more; `changes` may be called again."""
+        for _ in self._polled.ended():
+            pass
+
     async def _may_poll(self) -> bool:
         """Where nobody can say whose right it is, it stays whose it was for as long as it lasts."""
         if self._claim and time.monotonic() - self._claimed_s >= CLAIM_S:

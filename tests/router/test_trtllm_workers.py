@@ -10,9 +10,10 @@ from eventually import until
 from static_entries import entry, write
 from trtllm_server import TrtllmServer, counted, names_of, removed
 
-from prefixfleet.router import engine_poll
+from prefixfleet.router import engine_feed, engine_poll
 from prefixfleet.router.engine_feed import SILENT_PROMPTS
 from prefixfleet.router.static_workers import StaticWorkers
+from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
@@ -148,6 +149,36 @@ async def test_an_engine_that_does_not_answer_a_poll_is_asked_again(rig, path, s
         return len(rig.router.engines.view) == 2
 
     await until(told_and_heard)
+
+
+async def test_a_fault_in_following_leaves_an_empty_view_and_is_tried_again(
+    rig, path, server, monkeypatch
+):
+    monkeypatch.setattr(engine_feed, "RESTART_S", 0.05)
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+    tries = []
+
+    def fault(mirror, batch):
+        tries.append(batch)
+        raise KeyError("a fault")
+
+    def tell_and_count():
+        server.tell(server.stored(range(16)))
+        return len(tries) >= 3
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineMirror, "follow", fault)
+        await until(tell_and_count)
+        await until(lambda: "KeyError" in modes(rig).get("events of a", ""))
+        assert len(rig.router.engines.view) == 0
+
+    server.tell(server.stored(range(100, 116)))
+
+    await until(lambda: "events of a" not in modes(rig))
+    await until(lambda: len(rig.router.engines.view) > 0)
+    assert rig.router.engines.numbers()["a"]["whole"] is False
 
 
 async def test_an_engine_without_events_says_so(rig, path, server):

@@ -18,6 +18,8 @@ from prefixfleet.store.errors import ProtocolError
 
 MAX_POLL_BYTES = 64 * 1024 * 1024
 """A token takes about 64 bytes: a million tokens between two polls."""
+MAX_POLL_VALUES = 4_194_304
+"""By commas, counted before anything is decoded: that million tokens has three million."""
 MAX_POLL_ITEMS = 262_144
 """Events and block hashes in one answer: that million in blocks of four."""
 MAX_BLOCK_TOKENS = 65_536
@@ -73,7 +75,7 @@ class _Block(msgspec.Struct, frozen=True):
 class _Data(msgspec.Struct, frozen=True):
     type: str
     parent_hash: Hash | None = None
-    blocks: list[_Block] | None = None
+    blocks: list[msgspec.Raw] | None = None
     block_hashes: list[Hash] | None = None
     lora_name: str | None = None
 
@@ -86,7 +88,10 @@ class _Told(msgspec.Struct, frozen=True):
     layer_group_id: Count | None = None
 
 
-_DECODER = msgspec.json.Decoder(list[_Told])
+# One by one: whoever decodes in a thread stops all others for as long as one call takes.
+_EVENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT = msgspec.json.Decoder(_Told)
+_BLOCK = msgspec.json.Decoder(_Block)
 
 
 def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
@@ -95,8 +100,12 @@ def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
     Raises:
         ProtocolError: not events, or too many; what the answer told is lost.
     """
+    if (values := body.count(b",")) > MAX_POLL_VALUES:
+        raise ProtocolError(
+            f"kv_cache_events: got {values} values, expected {MAX_POLL_VALUES} at most"
+        )
     try:
-        told = _DECODER.decode(body)
+        told = [_EVENT.decode(event) for event in _EVENTS.decode(body)]
         if (items := sum(map(_items, told))) > MAX_POLL_ITEMS:
             raise ProtocolError(
                 f"kv_cache_events: got {items} events and hashes, expected {MAX_POLL_ITEMS} at most"
@@ -124,7 +133,8 @@ def _said(event: _Told, block_tokens: int) -> Iterator[Said]:
     if data.type == "stored":
         if data.blocks is None:
             raise ProtocolError("kv_cache_events: an event of type stored without blocks")
-        yield from _stored(data, data.blocks, (medium, group), block_tokens)
+        blocks = [_BLOCK.decode(block) for block in data.blocks]
+        yield from _stored(data, blocks, (medium, group), block_tokens)
     elif data.type == "removed":
         if data.block_hashes is None:
             raise ProtocolError("kv_cache_events: an event of type removed without block_hashes")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtllm_server import TrtllmServer, moved, names_of, removed
 
-from prefixfleet.store import trtllm_mirror
+from prefixfleet.store import trtllm_events, trtllm_mirror
 from prefixfleet.store.chain import extend_chain
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ProtocolError
@@ -304,6 +304,15 @@ def test_an_answer_of_too_many_hashes_is_lost():
 
     changes = PolledMirror(EngineMirror(root_of, BLOCK, KEY)).take([event])
     assert len(list(changes)) > MAX_POLL_ITEMS / TURN  # so often others get a turn
+
+
+def test_an_answer_of_too_many_values_is_not_even_decoded(monkeypatch):
+    monkeypatch.setattr(trtllm_events, "MAX_POLL_VALUES", 10)
+
+    with pytest.raises(ProtocolError, match="got 11 values, expected 10"):
+        decode_poll(b"," * 11, BLOCK)
+    with pytest.raises(ProtocolError, match="JSON"):
+        decode_poll(b"," * 10, BLOCK)
 
 
 def test_an_engine_that_tells_more_blocks_than_are_followed_is_believed_nothing(

@@ -96,7 +96,8 @@ class Router:
         )
         self.static = StaticWorkers(settings.workers_file)
         claim = fleet.polls.claim if fleet.polls else None
-        self.engines = EngineFeed(fleet.secret, self.degraded, clock, claim)
+        self.tls = Tls(settings)
+        self.engines = EngineFeed(fleet.secret, self.degraded, clock, claim, self.tls.workers)
         self.orders = Orders(fleet.orders, clock)
         self.token_times = TokenTimes()
         self.traffic = Traffic(settings.slow_start_s, clock, random.random)
@@ -138,7 +139,6 @@ class Router:
         own = secrets.token_hex(8)
         self._ids = (f"{own}{number:012x}" for number in itertools.count())
         self._tokens: dict[Path, Tokens] = {}
-        self.tls = Tls(settings)
         self.tracing = Tracing(settings.otlp_endpoint)
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,

@@ -6,6 +6,7 @@ must not touch them.
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
@@ -22,6 +23,8 @@ from prefixfleet.store.namespace import Scope, chain_root, hash_key
 
 SILENT_PROMPTS = 20
 """Prompts of a block and more after which an engine that told nothing is not believed to."""
+RESTART_S = 10.0
+"""After a fault of ours in following an engine, until it is tried again."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +40,8 @@ class _Followed:
 
 
 class EngineFeed:
-    """Owned by the router's event loop. `follow` says whom to follow; `close` ends it."""
+    """Owned by the router's event loop. `follow` says whom to follow; `close` ends it. ``tls`` is
+    for engines that are polled over https."""
 
     def __init__(
         self,
@@ -45,12 +49,14 @@ class EngineFeed:
         degraded: Degraded,
         clock: Callable[[], float],
         claim: Claim | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.view = View(clock)
         self._secret = secret
         self._key = hash_key(secret)
         self._degraded = degraded
         self._claim = claim
+        self._tls = tls
         self._followed: dict[str, _Followed] = {}
         self._lives = 0
 
@@ -101,7 +107,7 @@ class EngineFeed:
         self._lives += 1
         member = Membership(entry.node, self._lives, 0)
         follower = (
-            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim)
+            EnginePoller(mirror, entry.events, entry.block_tokens, self._claim, self._tls)
             if entry.engine == "trtllm"
             else EngineFollower(mirror, entry.events, entry.replay)
         )
@@ -120,17 +126,26 @@ class EngineFeed:
     async def _run(self, name: str) -> None:
         await asyncio.sleep(0)  # until it is listed
         followed = self._followed[name]
-        try:
-            async with aclosing(followed.follower.changes()) as changes:
-                async for change in changes:
-                    self._apply(followed, change)
-        except Exception as error:  # the top of a task: its fault must be seen
-            log.exception("events of %s: a fault of the router", name)
-            self._degraded.enter(
-                f"events of {name}",
-                f"the router failed to follow them: {type(error).__name__}: {error}",
-                "report it; the worker is routed by load",
-            )
+        while True:
+            try:
+                async with aclosing(followed.follower.changes()) as changes:
+                    async for change in changes:
+                        self._apply(followed, change)
+            except Exception as error:  # the top of a task: its fault must be seen
+                log.exception("events of %s: a fault of the router", name)
+                self._empty(followed)
+                self._degraded.enter(
+                    f"events of {name}",
+                    f"the router failed to follow them: {type(error).__name__}: {error}",
+                    "report it; the worker is routed by load, and followed anew after a while",
+                )
+            await asyncio.sleep(RESTART_S)
+
+    def _empty(self, followed: _Followed) -> None:
+        """Believe nothing of what it holds: view and mirror may differ."""
+        followed.follower.forget()
+        for kind in ("leave", "join"):
+            self.view.apply(IndexEvent(kind, followed.member))
 
     def _apply(self, followed: _Followed, change: Change) -> None:
         mode = f"events of {followed.entry.name}"

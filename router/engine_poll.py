@@ -8,14 +8,16 @@ more the engine is gone, with all that it held. Of several routers one polls: an
 import asyncio
 import errno
 import logging
+import ssl
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import aiohttp
 
 from prefixfleet.store.engine_follower import Losses
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.errors import IndexUnavailable, ProtocolError
+from prefixfleet.store.poll_rights import RIGHT_S
 from prefixfleet.store.trtllm_events import MAX_POLL_BYTES, PolledEvent, decode_poll
 from prefixfleet.store.trtllm_mirror import PolledMirror
 
@@ -44,17 +46,26 @@ class PollFailed(Exception):
 
 
 class EnginePoller:
-    """Owned by one event loop. ``url`` is the engine's server, http://host:port.
+    """Owned by one event loop. ``url`` is the engine's server, http://host:port; ``tls`` is for
+    https, the system's own trust without it.
 
     ``fault`` says what is wrong at the moment with what is believed; empty if all is well.
     """
 
     def __init__(
-        self, mirror: EngineMirror, url: str, block_tokens: int, claim: Claim | None = None
+        self,
+        mirror: EngineMirror,
+        url: str,
+        block_tokens: int,
+        claim: Claim | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self._claim = claim
+        self._tls = tls
         self._is_mine = claim is None
         self._claimed_s = -CLAIM_S
+        self._renewed_s = -RIGHT_S
+        self._unclear = ""  # why nobody can say whose the right is
         self._server = url
         self._polled = PolledMirror(mirror)
         self._url = url.rstrip("/") + PATH
@@ -81,59 +92,73 @@ class EnginePoller:
     @property
     def fault(self) -> str:
         """See the class."""
+        if not self._is_mine and self._unclear:
+            return f"nobody can say which router polls {self._server}: {self._unclear}"
         if not self._is_mine:
             return f"another router of the fleet polls {self._server}: here it is routed by load"
         if self._failures >= FAILURES_SHOWN:
             return self._why
         if self._polled.is_losing:
             return (
-                f"{self._url}: events were lost: another poller takes them, or the engine's "
-                "buffer was full"
+                f"{self._url}: events were lost: another poller takes them, the engine's buffer "
+                "was full, or they were too many or could not be read"
             )
         return ""
 
     async def changes(self) -> AsyncGenerator[Change, None]:
-        """What the engine holds now and did not before, and back, one change a poll; until the
-        caller stops. Close the iterator (`contextlib.aclosing`): it holds a connection."""
+        """What the engine holds now and did not before, and back, one or more changes a poll;
+        until the caller stops.
+
+        Close the iterator (`contextlib.aclosing`): it holds a connection.
+        """
         pause_s = BUSY_S
         async with aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=POLL_LIMIT_S)
+            connector=aiohttp.TCPConnector(ssl=self._tls or True),
+            timeout=aiohttp.ClientTimeout(total=POLL_LIMIT_S),
         ) as session:
             while True:
-                if not await self._may_poll():
-                    yield self._polled.ended()
-                    await asyncio.sleep(CLAIM_S)
-                    continue
-                try:
-                    change, told = await self._poll(session)
-                except PollFailed as failed:
-                    yield self._note_failure(failed)
-                    pause_s = FAILED_S
-                else:
+                found, pause_s = await self._poll(session, pause_s)
+                for change in found:
                     yield change
-                    pause_s = BUSY_S if told else min(2 * pause_s, IDLE_S)
+                    await asyncio.sleep(0)  # a poll may tell a lot: requests must not wait for it
                 await asyncio.sleep(pause_s)
 
+    def forget(self) -> None:
+        """Nothing is known any more; `changes` may be called again."""
+        for _ in self._polled.ended():
+            pass
+
     async def _may_poll(self) -> bool:
-        """Where nobody can say whose right it is, it stays whose it was."""
+        """Where nobody can say whose right it is, it stays whose it was for as long as it lasts."""
         if self._claim and time.monotonic() - self._claimed_s >= CLAIM_S:
+            now = time.monotonic()
             try:
-                self._is_mine = await self._claim(self._server)
+                self._is_mine, self._unclear = await self._claim(self._server), ""
+                self._renewed_s = now
             except IndexUnavailable as error:
-                log.debug("%s: the right to poll stays whose it was: %s", self._server, error)
+                self._unclear = str(error)
             self._claimed_s = time.monotonic()
+        if self._claim and time.monotonic() - self._renewed_s >= RIGHT_S:
+            self._is_mine = False
         return self._is_mine
 
-    async def _poll(self, session: aiohttp.ClientSession) -> tuple[Change, bool]:
-        """The change, and whether anything was told."""
-        body = await self._ask(session)
+    async def _poll(
+        self, session: aiohttp.ClientSession, pause_s: float
+    ) -> tuple[Iterator[Change], float]:
+        """The changes, and how long to wait then; it was ``pause_s`` before."""
+        if not await self._may_poll():
+            return self._polled.ended(), CLAIM_S
+        try:
+            body = await self._ask(session)
+        except PollFailed as failed:
+            return self._note_failure(failed), FAILED_S
         self._failures, self.connected = 0, True
         try:
             events = await self._decoded(body)
         except ProtocolError as error:
             log.warning("%s: a poll's events are dropped, and all known: %s", self._url, error)
-            return self._polled.lost(), True
-        return self._polled.take(events), bool(events)
+            return self._polled.lost(), BUSY_S
+        return self._polled.take(events), BUSY_S if events else min(2 * pause_s, IDLE_S)
 
     async def _decoded(self, body: bytes) -> tuple[PolledEvent, ...]:
         if len(body) <= HELD_UP_BYTES:
@@ -142,7 +167,8 @@ class EnginePoller:
 
     async def _ask(self, session: aiohttp.ClientSession) -> bytes:
         try:
-            async with session.post(self._url) as response:
+            # whoever answers there must not choose whom the router asks
+            async with session.post(self._url, allow_redirects=False) as response:
                 if response.status != 200:
                     raise PollFailed(f"{self._url}: status {response.status}")
                 return await self._read(response)
@@ -159,7 +185,7 @@ class EnginePoller:
                 raise PollFailed(f"{self._url}: more than {MAX_POLL_BYTES} bytes of events")
         return bytes(body)
 
-    def _note_failure(self, failed: PollFailed) -> Change:
+    def _note_failure(self, failed: PollFailed) -> Iterator[Change]:
         self._failures += 1
         self._why, self.connected = str(failed), False
-        return self._polled.ended() if failed.is_gone else Change()
+        return self._polled.ended() if failed.is_gone else iter([Change()])

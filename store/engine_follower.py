@@ -33,6 +33,7 @@ class Losses:
     restarts: int = 0
     malformed: int = 0
     failed_replays: int = 0
+    overflows: int = 0  # more blocks than anybody follows
 
 
 class EngineFollower:
@@ -75,6 +76,11 @@ class EngineFollower:
         finally:
             self._context.destroy(linger=0)
 
+    def forget(self) -> Change:
+        """Nothing is known any more; `changes` may be called again."""
+        self._last_digest, self.whole = b"", False
+        return self._mirror.forget()
+
     async def _follow(
         self, socket: zmq.asyncio.Socket, monitor: zmq.asyncio.Socket
     ) -> AsyncGenerator[Change, None]:
@@ -111,7 +117,7 @@ class EngineFollower:
         except ProtocolError as error:
             self.losses.malformed += 1
             log.warning("%s: a batch is dropped, and all that was known: %s", self._events, error)
-            return self._forget()
+            return self.forget()
         expected, sequence = self._mirror.expected, message.batch.sequence
         went_back, self._last_live = sequence <= self._last_live, sequence
         if went_back:
@@ -138,15 +144,11 @@ class EngineFollower:
         if self._replay:
             self.losses.failed_replays += 1
             log.warning("%s: the past cannot be replayed: %s", self._events, error)
-        return self._forget()
+        return self.forget()
 
     def _anew(self, past: Sequence[Message]) -> Change:
         """Drop everything, then take ``past`` as the engine's history."""
-        return joined(self._forget(), self._apply(past))
-
-    def _forget(self) -> Change:
-        self._last_digest, self.whole = b"", False
-        return self._mirror.forget()
+        return joined(self.forget(), self._apply(past))
 
     def _apply(self, messages: Sequence[Message]) -> Change:
         """Batches in order; those that were applied before do nothing."""
@@ -154,7 +156,7 @@ class EngineFollower:
         for message in messages:
             outcome, change = self._mirror.follow(message.batch)
             if outcome is Follow.GAP:  # missing in the replay itself
-                change = joined(self._forget(), self._mirror.follow(message.batch)[1])
+                change = joined(self.forget(), self._mirror.follow(message.batch)[1])
             if outcome is not Follow.REPEATED:
                 self.batches += 1
                 self.whole = self.whole or message.batch.sequence == 0

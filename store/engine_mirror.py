@@ -75,6 +75,11 @@ class EngineMirror:
         """Blocks that the engine holds."""
         return len(self._places)
 
+    @property
+    def copies(self) -> int:
+        """Copies of blocks that are told apart: something is kept for each."""
+        return len(self._copies)
+
     def segment_head(self, block: BlockHash) -> BlockHash | None:
         """Head of the segment of a block, see `chain.segment_heads`; None for one that the engine
         does not hold."""

@@ -13,15 +13,22 @@ from typing import Annotated, Any
 
 import msgspec
 
-from prefixfleet.store.engine_events import BlocksRemoved, BlocksStored, EngineEvent, EngineHash
+from prefixfleet.store.engine_events import BlocksRemoved, BlocksStored, EngineHash
 from prefixfleet.store.errors import ProtocolError
 
 MAX_POLL_BYTES = 64 * 1024 * 1024
 """A token takes about 64 bytes: a million tokens between two polls."""
+MAX_POLL_VALUES = 4_194_304
+"""By commas, counted before anything is decoded: that million tokens has three million."""
+MAX_POLL_ITEMS = 262_144
+"""Events and block hashes in one answer: that million in blocks of four."""
 MAX_BLOCK_TOKENS = 65_536
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Hash = int | Annotated[str, msgspec.Meta(min_length=1)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=1_023)]
+"""Something is kept for each."""
+Hash = int | Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Said = BlocksStored | BlocksRemoved
 
 
 class PolledEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,7 +41,7 @@ class PolledEvent(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     rank: int
     window: int
-    said: tuple[EngineEvent, ...] = ()
+    said: tuple[Said, ...] = ()
 
 
 class _Token(msgspec.Struct, frozen=True, gc=False):
@@ -68,7 +75,7 @@ class _Block(msgspec.Struct, frozen=True):
 class _Data(msgspec.Struct, frozen=True):
     type: str
     parent_hash: Hash | None = None
-    blocks: list[_Block] | None = None
+    blocks: list[msgspec.Raw] | None = None
     block_hashes: list[Hash] | None = None
     lora_name: str | None = None
 
@@ -77,21 +84,32 @@ class _Told(msgspec.Struct, frozen=True):
     event_id: Count
     data: _Data
     window_size: Count | None = None
-    attention_dp_rank: Count | None = None
+    attention_dp_rank: Rank | None = None
     layer_group_id: Count | None = None
 
 
-_DECODER = msgspec.json.Decoder(list[_Told])
+# One by one: whoever decodes in a thread stops all others for as long as one call takes.
+_EVENTS = msgspec.json.Decoder(list[msgspec.Raw])
+_EVENT = msgspec.json.Decoder(_Told)
+_BLOCK = msgspec.json.Decoder(_Block)
 
 
 def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
     """Every event of one answer, in order. Blocks that are not full are left out.
 
     Raises:
-        ProtocolError: not events; what the answer told is lost.
+        ProtocolError: not events, or too many; what the answer told is lost.
     """
+    if (values := body.count(b",")) > MAX_POLL_VALUES:
+        raise ProtocolError(
+            f"kv_cache_events: got {values} values, expected {MAX_POLL_VALUES} at most"
+        )
     try:
-        told = _DECODER.decode(body)
+        told = [_EVENT.decode(event) for event in _EVENTS.decode(body)]
+        if (items := sum(map(_items, told))) > MAX_POLL_ITEMS:
+            raise ProtocolError(
+                f"kv_cache_events: got {items} events and hashes, expected {MAX_POLL_ITEMS} at most"
+            )
         return tuple(
             PolledEvent(
                 number=event.event_id,
@@ -105,13 +123,18 @@ def decode_poll(body: bytes, block_tokens: int) -> tuple[PolledEvent, ...]:
         raise ProtocolError(f"kv_cache_events: {error}") from error
 
 
-def _said(event: _Told, block_tokens: int) -> Iterator[EngineEvent]:
+def _items(event: _Told) -> int:
+    return 1 + len(event.data.blocks or ()) + len(event.data.block_hashes or ())
+
+
+def _said(event: _Told, block_tokens: int) -> Iterator[Said]:
     data, medium = event.data, f"rank {event.attention_dp_rank or 0}"
     group = event.layer_group_id or 0
     if data.type == "stored":
         if data.blocks is None:
             raise ProtocolError("kv_cache_events: an event of type stored without blocks")
-        yield from _stored(data, data.blocks, (medium, group), block_tokens)
+        blocks = [_BLOCK.decode(block) for block in data.blocks]
+        yield from _stored(data, blocks, (medium, group), block_tokens)
     elif data.type == "removed":
         if data.block_hashes is None:
             raise ProtocolError("kv_cache_events: an event of type removed without block_hashes")

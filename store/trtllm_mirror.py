@@ -6,15 +6,20 @@ that was known is dropped, since a block may have been removed unheard; what sta
 told again only when it is stored again. A number that goes back is another life of the engine.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from prefixfleet.store.engine_events import EngineEvent, EventBatch
+from prefixfleet.store.engine_events import BlocksStored, EventBatch
 from prefixfleet.store.engine_follower import Losses
-from prefixfleet.store.engine_mirror import Change, EngineMirror, joined
-from prefixfleet.store.trtllm_events import PolledEvent
+from prefixfleet.store.engine_mirror import Change, EngineMirror
+from prefixfleet.store.trtllm_events import PolledEvent, Said
 
 QUIET_EVENTS = 1_000
 """So many events in a row without a loss, and a loss is the past."""
+TURN = 2_000
+"""Events, or blocks of a change, after which others get a turn."""
+MAX_COPIES = 524_288
+"""Of an engine's blocks: a terabyte of KV in blocks of 2 MiB. Beyond it, everything is dropped."""
 
 
 @dataclass(slots=True)
@@ -39,36 +44,49 @@ class PolledMirror:
         """Whether events were lost lately."""
         return self._since_loss < QUIET_EVENTS
 
-    def take(self, events: tuple[PolledEvent, ...]) -> Change:
-        """What one poll told."""
-        total, said = Change(), list[EngineEvent]()
-        for event in events:
+    def take(self, events: Sequence[PolledEvent]) -> Iterator[Change]:
+        """What one poll told, in changes of at most `TURN` blocks; exhaust it.
+
+        However often the events say that all is lost, what was known is dropped once: nothing
+        that an earlier event said is applied before the last one was judged.
+        """
+        is_lost, said = False, list[Said]()
+        for number, event in enumerate(events, 1):
             if not self._is_next(event):
-                total = joined(total, self._forget())
+                is_lost, self.whole = True, False
                 said.clear()
             elif event.window > self.window:
-                total = joined(total, self.mirror.forget())
+                is_lost = True
                 said.clear()
             self._note(event)
             if event.window == self.window:
                 said.extend(event.said)
+            if number % TURN == 0:
+                yield Change()
         self.batches += bool(events)
-        if said:
-            batch = EventBatch(self.mirror.expected or 0, tuple(said))
-            total = joined(total, self.mirror.follow(batch)[1])
-        return total
+        if is_lost:
+            yield from self._dropped()
+        for piece in _pieces(said):
+            batch = EventBatch(self.mirror.expected or 0, piece)
+            yield self.mirror.follow(batch)[1]
+            if self.mirror.copies > MAX_COPIES:
+                self.losses.overflows += 1
+                self._since_loss, self.whole = 0, False
+                yield from self._dropped()
+        yield Change()
 
-    def lost(self) -> Change:
-        """An answer could not be read: what it told is lost."""
+    def lost(self) -> Iterator[Change]:
+        """An answer could not be read: what it told is lost. As `take`."""
         self.losses.malformed += 1
         self._since_loss = 0
-        return self.ended()
+        yield from self.ended()
 
-    def ended(self) -> Change:
-        """Nobody listens at the engine's port: this life of it is over."""
+    def ended(self) -> Iterator[Change]:
+        """Nobody listens at the engine's port: this life of it is over. As `take`."""
         self._expected.clear()
         self.window = 0
-        return self._forget()
+        self.whole = False
+        yield from self._dropped()
 
     def _is_next(self, event: PolledEvent) -> bool:
         expected = self._expected.get(event.rank)
@@ -90,6 +108,35 @@ class PolledMirror:
         self._since_loss += 1
         self.window = max(self.window, event.window)
 
-    def _forget(self) -> Change:
-        self.whole = False
-        return self.mirror.forget()
+    def _dropped(self) -> Iterator[Change]:
+        removed = self.mirror.forget().removed
+        for start in range(0, max(1, len(removed)), TURN):
+            yield Change(removed=removed[start : start + TURN])
+
+
+def _pieces(said: Sequence[Said]) -> Iterator[tuple[Said, ...]]:
+    """Every event, in groups of at most `TURN` events and blocks."""
+    piece, size = list[Said](), 0
+    for part in (part for event in said for part in _cut(event)):
+        if piece and size + 1 + len(part.hashes) > TURN:
+            yield tuple(piece)
+            piece, size = [], 0
+        piece.append(part)
+        size += 1 + len(part.hashes)
+    if piece:
+        yield tuple(piece)
+
+
+def _cut(event: Said) -> Iterator[Said]:
+    """An event of too many blocks as several that follow each other."""
+    if len(event.hashes) < TURN:
+        yield event
+        return
+    for start in range(0, len(event.hashes), TURN - 1):
+        end = start + TURN - 1
+        part = replace(event, hashes=event.hashes[start:end])
+        if isinstance(part, BlocksStored):
+            parent = event.hashes[start - 1] if start else part.parent
+            ids = part.token_ids[start * part.block_tokens : end * part.block_tokens]
+            part = replace(part, parent=parent, token_ids=ids)
+        yield part

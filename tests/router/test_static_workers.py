@@ -9,8 +9,10 @@ from eventually import until
 from router_rig import chain_of
 from static_entries import entry, write
 
+from prefixfleet.router import engine_feed
 from prefixfleet.router.engine_feed import SILENT_PROMPTS
 from prefixfleet.router.static_workers import StaticWorkers
+from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
@@ -59,6 +61,29 @@ async def test_what_an_engine_held_before_the_router_started_is_known(rig, path)
         _, headers, _ = await rig.post(prompt=LONG)
 
         assert headers["x-prefixfleet-node"] == "static:a"
+
+
+async def test_after_a_fault_in_following_all_is_replayed(rig, path, monkeypatch):
+    monkeypatch.setattr(engine_feed, "RESTART_S", 0.05)
+    follow, faults = EngineMirror.follow, [KeyError("a fault")]
+
+    def fault_once(mirror, batch):
+        if batch.sequence == 1 and faults:
+            raise faults.pop()
+        return follow(mirror, batch)
+
+    monkeypatch.setattr(EngineMirror, "follow", fault_once)
+    async with EnginePublisher() as publisher:
+        await plain_fleet(rig, path, publisher)
+        await publisher.heard()
+        await publisher.publish(publisher.stored(range(32)))
+        await until(lambda: len(rig.router.engines.view) == 2)
+
+        await publisher.publish(publisher.stored(range(100, 116)))
+
+        await until(lambda: len(rig.router.engines.view) == 3)
+        assert not faults
+        assert not rig.router.degraded.modes()
 
 
 async def test_a_plain_engine_gets_no_plan_and_no_clients_transfer_params(rig, path):

@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import ssl
 
 import pytest
+from certificates import Authority
 from eventually import until
 from static_entries import entry, write
 from trtllm_server import TrtllmServer, counted, names_of, removed
 
-from prefixfleet.router import engine_poll
+from prefixfleet.router import engine_feed, engine_poll
 from prefixfleet.router.engine_feed import SILENT_PROMPTS
 from prefixfleet.router.static_workers import StaticWorkers
+from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
@@ -148,6 +151,36 @@ async def test_an_engine_that_does_not_answer_a_poll_is_asked_again(rig, path, s
     await until(told_and_heard)
 
 
+async def test_a_fault_in_following_leaves_an_empty_view_and_is_tried_again(
+    rig, path, server, monkeypatch
+):
+    monkeypatch.setattr(engine_feed, "RESTART_S", 0.05)
+    await fleet(rig, path, server)
+    server.tell(server.stored(range(32)))
+    await until(lambda: len(rig.router.engines.view) == 2)
+    tries = []
+
+    def fault(mirror, batch):
+        tries.append(batch)
+        raise KeyError("a fault")
+
+    def tell_and_count():
+        server.tell(server.stored(range(16)))
+        return len(tries) >= 3
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EngineMirror, "follow", fault)
+        await until(tell_and_count)
+        await until(lambda: "KeyError" in modes(rig).get("events of a", ""))
+        assert len(rig.router.engines.view) == 0
+
+    server.tell(server.stored(range(100, 116)))
+
+    await until(lambda: "events of a" not in modes(rig))
+    await until(lambda: len(rig.router.engines.view) > 0)
+    assert rig.router.engines.numbers()["a"]["whole"] is False
+
+
 async def test_an_engine_without_events_says_so(rig, path, server):
     """``event_buffer_max_size`` is 0 unless somebody sets it."""
     server._waiting.clear()
@@ -160,6 +193,30 @@ async def test_an_engine_without_events_says_so(rig, path, server):
     await until(lambda: server.polls > polls + 2)
 
     assert "no KV event" in modes(rig)["events of a"]
+
+
+@pytest.mark.parametrize("shows", [True, False])
+async def test_https_is_polled_with_the_certificates_that_workers_are_asked_with(
+    rig, path, tmp_path, shows
+):
+    authority = Authority(tmp_path, "ours")
+    pair, shown = authority.issue("server"), authority.issue("router")
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.file)
+    tls.verify_mode = ssl.CERT_REQUIRED
+    tls.load_cert_chain(pair.cert, pair.key)
+    settings = {"worker_ca_file": authority.file}
+    if shows:
+        settings |= {"worker_cert_file": shown.cert, "worker_key_file": shown.key}
+    engine = await rig.engine("a", plain=True, probe=counted, tokenizes=False)
+
+    async with TrtllmServer(tls=tls) as server:
+        told = entry(engine, engine="trtllm", events=server.events, replay="")
+        await rig.start(records=[], ready=1, workers_file=write(path, told), **settings)
+        if shows:
+            await until(lambda: rig.router.engines.numbers()["a"]["connected"])
+        else:
+            await until(lambda: server.events in modes(rig).get("events of a", ""))
+    assert bool(server.polls) == shows
 
 
 async def test_another_tokenizer_is_refused_by_its_number_of_tokens(rig, path, server):

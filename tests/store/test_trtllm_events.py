@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtllm_server import TrtllmServer, moved, names_of, removed
 
+from prefixfleet.store import trtllm_events, trtllm_mirror
 from prefixfleet.store.chain import extend_chain
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ProtocolError
-from prefixfleet.store.trtllm_events import decode_poll
-from prefixfleet.store.trtllm_mirror import QUIET_EVENTS, PolledMirror
+from prefixfleet.store.trtllm_events import MAX_POLL_ITEMS, decode_poll
+from prefixfleet.store.trtllm_mirror import QUIET_EVENTS, TURN, PolledMirror
 
 KEY, BLOCK = b"k" * 32, 16
 
@@ -41,9 +42,12 @@ def poll(engine, polled):
     before = polled.mirror.held
     body = json.dumps(list(engine._waiting)).encode()
     engine._waiting.clear()
-    change = polled.take(decode_poll(body, BLOCK))
-    assert (before - set(change.removed)) | set(change.added) == polled.mirror.held
-    assert set(change.removed) <= before
+    believed = set(before)
+    for change in polled.take(decode_poll(body, BLOCK)):
+        assert set(change.removed) <= believed
+        assert len(change.removed) + len(change.added) <= TURN
+        believed = (believed - set(change.removed)) | set(change.added)
+    assert believed == polled.mirror.held
     return polled.mirror.held
 
 
@@ -228,8 +232,101 @@ def test_an_answer_that_cannot_be_read_drops_what_was_known(engine, polled):
     engine.tell(engine.stored(TOKENS))
     poll(engine, polled)
 
-    assert set(polled.lost().removed) == set(CHAIN)
+    assert {block for change in polled.lost() for block in change.removed} == set(CHAIN)
     assert (polled.losses.malformed, polled.is_losing) == (1, True)
+
+
+class Forgetful(EngineMirror):
+    """Counts how often everything is dropped; the sets that it makes take long."""
+
+    forgets = 0
+
+    def forget(self):
+        self.forgets += 1
+        return super().forget()
+
+
+@pytest.fixture
+def forgetful():
+    return PolledMirror(Forgetful(root_of, BLOCK, KEY))
+
+
+def test_windows_that_rise_event_by_event_drop_what_was_known_once(forgetful):
+    engine = TrtllmServer(BLOCK, buffer=5_000)
+    for first in range(0, 2_000 * BLOCK, 50 * BLOCK):
+        engine.tell(engine.stored(range(first, first + 50 * BLOCK)))
+    assert len(poll(engine, forgetful)) == 2_000
+    before = forgetful.mirror.forgets
+
+    for window in range(10_000, 13_000):
+        engine.tell(moved(1), window=window)
+    engine.tell(engine.stored(TOKENS), window=13_000)
+
+    assert poll(engine, forgetful) == set(CHAIN)
+    assert forgetful.mirror.forgets == before + 1
+    assert forgetful.losses.gaps == 0
+
+
+def test_many_gaps_in_one_poll_are_all_counted_and_drop_what_was_known_once(engine, forgetful):
+    engine.tell(engine.stored(OTHERS))
+    poll(engine, forgetful)
+    before = forgetful.mirror.forgets
+
+    for _ in range(300):
+        engine.tell(removed(1), lost=True)
+        engine.tell(engine.stored(TOKENS))
+
+    assert poll(engine, forgetful) == set(CHAIN)
+    assert forgetful.mirror.forgets == before + 1
+    assert forgetful.losses.gaps == 300
+
+
+def test_a_prompt_of_many_blocks_is_taken_in_pieces_that_follow_each_other(engine, polled):
+    tokens = list(range((2 * TURN + 5) * BLOCK))
+    chain = extend_chain(root_of("tenant"), tokens, BLOCK, KEY)
+    data = engine.stored(tokens, cache_salt="tenant")
+    engine.tell(data)
+    assert poll(engine, polled) == set(chain)
+
+    engine.tell(removed(*names_of(data)[3:]))
+
+    assert poll(engine, polled) == set(chain[:3])
+
+
+def test_an_answer_of_too_many_hashes_is_lost():
+    def body(hashes):
+        data = {"type": "removed", "block_hashes": [1] * hashes}
+        return json.dumps([GOOD | {"data": data}]).encode()
+
+    with pytest.raises(ProtocolError, match=f"expected {MAX_POLL_ITEMS}"):
+        decode_poll(body(MAX_POLL_ITEMS), BLOCK)
+    (event,) = decode_poll(body(MAX_POLL_ITEMS - 1), BLOCK)
+
+    changes = PolledMirror(EngineMirror(root_of, BLOCK, KEY)).take([event])
+    assert len(list(changes)) > MAX_POLL_ITEMS / TURN  # so often others get a turn
+
+
+def test_an_answer_of_too_many_values_is_not_even_decoded(monkeypatch):
+    monkeypatch.setattr(trtllm_events, "MAX_POLL_VALUES", 10)
+
+    with pytest.raises(ProtocolError, match="got 11 values, expected 10"):
+        decode_poll(b"," * 11, BLOCK)
+    with pytest.raises(ProtocolError, match="JSON"):
+        decode_poll(b"," * 10, BLOCK)
+
+
+def test_an_engine_that_tells_more_blocks_than_are_followed_is_believed_nothing(
+    engine, polled, monkeypatch
+):
+    monkeypatch.setattr(trtllm_mirror, "MAX_COPIES", 4)
+    data = engine.stored(TOKENS)
+    engine.tell(data)
+    assert poll(engine, polled) == set(CHAIN)
+
+    engine.tell(data, layer_group_id=1)  # the same blocks, but something is kept for each copy
+
+    assert poll(engine, polled) == set()
+    assert (polled.losses.overflows, polled.whole, polled.is_losing) == (1, False, True)
 
 
 NO_TOKEN = {"block_hash": 1, "tokens": [{"token_id": -1}]}
@@ -245,6 +342,8 @@ GOOD = {"event_id": 0, "window_size": 1, "data": {"type": "removed", "block_hash
         ([GOOD | {"event_id": -1}], "event_id"),
         ([GOOD | {"event_id": True}], "event_id"),
         ([GOOD | {"attention_dp_rank": "x"}], "attention_dp_rank"),
+        ([GOOD | {"attention_dp_rank": 1_024}], "attention_dp_rank"),
+        ([GOOD | {"data": {"type": "removed", "block_hashes": ["a" * 129]}}], "block_hashes"),
         ([GOOD | {"data": {"type": "removed", "block_hashes": 1}}], "block_hashes"),
         ([GOOD | {"data": {"type": "removed", "block_hashes": [1.5]}}], "hash"),
         ([GOOD | {"data": {"type": "stored", "parent_hash": None}}], "blocks"),

@@ -134,7 +134,7 @@ def _engine_events(data: bytes) -> None:
 
 def _polled_events(data: bytes) -> None:
     polled = PolledMirror(EngineMirror(lambda salt: salt.encode()[:16].ljust(16), 2, KEY))
-    polled.take(decode_poll(data, 2))
+    list(polled.take(decode_poll(data, 2)))
 
 
 def _trace(data: bytes) -> None:

@@ -7,6 +7,7 @@ cache manager's differences: ``hash_algo``, ``layer_group_id``, hashes as text, 
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +27,15 @@ class TrtllmServer:
     """
 
     def __init__(
-        self, block_tokens: int = 16, buffer: int = 1_000, windows: Sequence[int] = (8_192,)
+        self,
+        block_tokens: int = 16,
+        buffer: int = 1_000,
+        windows: Sequence[int] = (8_192,),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.block_tokens = block_tokens
         self.windows = windows
+        self._tls = tls
         self.names = 2**63  # hashes are unsigned
         self.polls = 0
         self.status = 200
@@ -55,9 +61,11 @@ class TrtllmServer:
             app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True
         )
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
+        await web.TCPSite(
+            self._runner, "127.0.0.1", self._port, reuse_address=True, ssl_context=self._tls
+        ).start()
         self._port = self._runner.addresses[0][1]
-        self.events = f"http://127.0.0.1:{self._port}"
+        self.events = f"http{'s' if self._tls else ''}://127.0.0.1:{self._port}"
 
     async def vanish(self) -> None:
         """Nobody listens at the port any more."""

@@ -193,6 +193,20 @@ async def test_a_fault_of_the_router_is_500_in_shape_and_logged(rig, monkeypatch
     assert router.book.workers() == []
 
 
+async def test_a_loop_of_the_router_that_fails_is_seen_and_begins_anew(rig, monkeypatch, caplog):
+    router = await rig.start(await rig.engine())
+    reload, rounds = router.reload, []
+    monkeypatch.setattr(router, "reload", lambda: rounds.append(1 / len(rounds)))
+    await until(lambda: "ZeroDivisionError" in caplog.text)
+
+    monkeypatch.setattr(router, "reload", lambda: (rounds.append(1), reload()))
+    await until(lambda: rounds)
+
+    async with rig.client.get("/status") as response:
+        modes = [entry["mode"] for entry in (await response.json())["degraded"]]
+    assert modes == ["loop files"]
+
+
 async def test_metrics_have_bounded_labels_whatever_clients_send(rig):
     router = await rig.start(await rig.engine())
     for i in range(50):

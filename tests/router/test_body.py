@@ -28,7 +28,11 @@ OPAQUE = ("chat_template", "truncate_prompt_tokens", "prompt_embeds", "mm_proces
 NAMES = [*KINDS, *OPAQUE, TRANSFER_KEY, "other"]
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
     max_leaves=5,
 )

@@ -10,13 +10,12 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
-from dataclasses import asdict
 from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.engine_follower import EngineFollower
+from prefixfleet.store.engine_follower import EngineFollower, numbers_of
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.index import PrefixIndex
@@ -67,15 +66,8 @@ class EngineCache:
                 await self._announcer.leave()
 
     def numbers(self) -> dict[str, Any]:
-        """Blocks held and what is known of them, for status."""
-        follower = self._follower
-        return {
-            "resident": len(self._mirror),
-            "whole": follower.whole,
-            "connected": follower.connected,
-            "unfollowed_blocks": self._mirror.unfollowed,
-            "batches": follower.batches,
-        } | asdict(follower.losses)
+        """See `numbers_of`."""
+        return numbers_of(self._follower, self._mirror)
 
     async def _follow(self) -> None:
         async with aclosing(self._follower.changes()) as changes:

@@ -16,7 +16,7 @@ from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.engine_poll import Claim, EnginePoller
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.router.view import View
-from prefixfleet.store.engine_follower import EngineFollower
+from prefixfleet.store.engine_follower import EngineFollower, numbers_of
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.namespace import Scope, chain_root, hash_key
@@ -78,7 +78,7 @@ class EngineFeed:
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         """Blocks held, what is known of them and what was lost, by worker."""
-        return {name: _numbers(followed) for name, followed in self._followed.items()}
+        return {n: numbers_of(one.follower, one.mirror) for n, one in self._followed.items()}
 
     def losses(self) -> dict[str, dict[str, int]]:
         """What went wrong, counted by kind, by worker."""
@@ -169,14 +169,3 @@ class EngineFeed:
             )
         elif followed.prompts < SILENT_PROMPTS or followed.follower.batches:
             self._degraded.end(mode)
-
-
-def _numbers(followed: _Followed) -> dict[str, Any]:
-    follower = followed.follower
-    return {
-        "resident": len(followed.mirror),
-        "whole": follower.whole,
-        "connected": follower.connected,
-        "unfollowed_blocks": followed.mirror.unfollowed,
-        "batches": follower.batches,
-    } | asdict(follower.losses)

@@ -8,7 +8,8 @@ replayed from the start.
 
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -34,6 +35,37 @@ class Losses:
     malformed: int = 0
     failed_replays: int = 0
     overflows: int = 0  # more blocks than anybody follows
+
+
+class Following(Protocol):
+    """Who follows an engine, by whatever way its events come."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that the engine holds is known."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether it answers at the moment."""
+
+    @property
+    def batches(self) -> int:
+        """How often it told something."""
+
+    @property
+    def losses(self) -> Losses:
+        """What went wrong, counted."""
+
+
+def numbers_of(following: Following, mirror: EngineMirror) -> dict[str, Any]:
+    """Blocks that the engine holds, what is known of them and what was lost, for status."""
+    return {
+        "resident": len(mirror),
+        "whole": following.whole,
+        "connected": following.connected,
+        "unfollowed_blocks": mirror.unfollowed,
+        "batches": following.batches,
+    } | asdict(following.losses)
 
 
 class EngineFollower:

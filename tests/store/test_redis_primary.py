@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from eventually import until
-from indexes import chain_of, node_record, segments
+from indexes import chain_of, node_record, segments, until_fenced
 from redis_groups import cluster, under_sentinel
 from redis_servers import index_at
 
@@ -33,20 +33,6 @@ async def joined_again(index):
             return None
 
     return await until(join, 60)
-
-
-async def until_fenced(index, member):
-    """Until the life has ended; meanwhile there may be no primary."""
-
-    async def fenced():
-        try:
-            await index.renew(member, node_record("a"))
-        except IndexUnavailable:
-            return False
-        except Fenced:
-            return True
-
-    await until(fenced, 60)
 
 
 @pytest.mark.timeout(300)

@@ -5,13 +5,12 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from certificates import Authority
-from eventually import until
-from indexes import chain_of, node_record, segments
+from indexes import chain_of, node_record, segments, until_fenced
 from redis_groups import MASTER, PASSWORD, under_sentinel
 from redis_servers import index_at
 from tls_front import tls_front
 
-from prefixfleet.store.errors import Fenced, IndexUnavailable
+from prefixfleet.store.errors import IndexUnavailable
 
 CHAIN = chain_of("tls", 40)
 
@@ -68,15 +67,7 @@ async def test_a_fleet_under_sentinel_goes_on_over_tls_with_another_primary(tmp_
             member = await index.join(node_record("a"))
             group.primary.kill()
 
-            async def fenced():
-                try:
-                    await index.renew(member, node_record("a"))
-                except IndexUnavailable:
-                    return False
-                except Fenced:
-                    return True
-
-            await until(fenced, 60)
+            await until_fenced(index, member)
             again = await index.join(node_record("a"))
             await index.publish(again, segments(CHAIN))
 

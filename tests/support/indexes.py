@@ -8,6 +8,7 @@ from clocks import ManualClock
 from eventually import until
 
 from prefixfleet.store.chain import BlockHash, segment_heads
+from prefixfleet.store.errors import Fenced, IndexUnavailable
 from prefixfleet.store.index import Membership, PrefixIndex
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.records import NodeRecord
@@ -110,3 +111,16 @@ class RedisBackend:
     async def close(self) -> None:
         await self.index.close()
         await self._short.close()
+
+
+async def until_fenced(index: PrefixIndex, member: Membership) -> None:
+    """Until the life has ended; meanwhile there may be no primary."""
+
+    async def fenced() -> bool:
+        try:
+            await index.renew(member, node_record(member.node))
+        except (Fenced, IndexUnavailable) as error:
+            return isinstance(error, Fenced)
+        return False
+
+    await until(fenced, 60)

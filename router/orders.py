@@ -79,7 +79,7 @@ class Orders:
     async def read(self) -> None:
         """Follow what was ordered anywhere. Raises `IndexUnavailable`."""
         if self._store is not None:
-            self._orders = _decoded(await self._store.all())
+            self._orders = decoded(await self._store.all())
 
     async def give(self, worker: str, order: Order) -> None:
         """Order it everywhere; nothing to say is no order. Raises `IndexUnavailable`."""
@@ -104,11 +104,12 @@ class Orders:
                 await self.give(name, Order())
 
 
-def _decoded(orders: Mapping[str, bytes]) -> dict[str, Order]:
-    decoded = {}
+def decoded(orders: Mapping[str, bytes]) -> dict[str, Order]:
+    """The orders that can be read; others are logged and left out."""
+    found = {}
     for name, data in orders.items():
         try:
-            decoded[name] = msgspec.json.decode(data, type=Order)
+            found[name] = msgspec.json.decode(data, type=Order)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("order about worker %.80s ignored: %s", name, error)
-    return decoded
+    return found

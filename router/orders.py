@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.records import WorkerRecord
@@ -41,7 +42,12 @@ class OrderStore(Protocol):
         ...
 
     async def all(self) -> dict[str, bytes]:
-        """Every order."""
+        """Every order that somebody with the cluster secret gave."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why others were left out of the last `all`, by worker."""
         ...
 
 
@@ -75,6 +81,23 @@ class Orders:
                 drained = state == "draining"
                 obeyed.append(replace(record, state=state) if drained else record)
         return obeyed
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Orders that lie there and are not obeyed, with why."""
+        return self._store.refused if self._store is not None else {}
+
+    def say_refused(self, degraded: Degraded) -> None:
+        """Make orders that are not obeyed visible."""
+        if not self.refused:
+            degraded.end("orders")
+            return
+        degraded.enter(
+            "orders",
+            f"{len(self.refused)} orders in Redis are not obeyed: "
+            f"{next(iter(self.refused.values())):.300}",
+            "find out who writes to Redis; an order that is given again replaces such a one",
+        )
 
     async def read(self) -> None:
         """Follow what was ordered anywhere. Raises `IndexUnavailable`."""

@@ -40,8 +40,11 @@ from prefixfleet.router.traces import Arrival
 
 UP_S = 500
 ENGINES = {2: "vllm", 4: "fast_vllm"}
-PAUSE_S = {2: 2.5, 4: 1.5}
-"""Between two requests: an engine on one core takes about two seconds for a prompt."""
+PAUSE_S = {2: 4.0, 4: 1.5}
+"""Between two requests: an engine on one core of ours takes seconds for a prompt, and rounds that
+are one queue from beginning to end say little."""
+REQUESTS = {2: 16, 4: 24}
+"""Of each trace a round."""
 SETTLE_S = 2.0  # blocks that were computed last are published
 
 
@@ -138,7 +141,7 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--json", action="store_true", help="as every bench; prints JSON anyway")
     p.add_argument("--nodes", type=int, nargs="+", choices=sorted(ENGINES), default=sorted(ENGINES))
-    p.add_argument("--requests", type=int, default=24, help="of each trace a round")
+    p.add_argument("--requests", type=int, help="of each trace a round")
     p.add_argument("--rounds", type=int, default=2)
     options = p.parse_args()
     found: dict[str, Any] = {}
@@ -152,7 +155,7 @@ def main() -> int:
                 "traces": {
                     name: compared(fleet, parts)
                     for name, parts in slices(
-                        options.requests, PAUSE_S[nodes], options.rounds
+                        options.requests or REQUESTS[nodes], PAUSE_S[nodes], options.rounds
                     ).items()
                 },
             }

@@ -21,9 +21,11 @@ from prefixfleet.router.fleet_models import (
 from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
-from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_fleet import Fleet, chain_of
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
+from prefixfleet.router.traces import SharedBlocks
+from prefixfleet.store.chain import DIGEST_BYTES
 
 HARDWARE, _ = PRESETS["8xA800"]
 
@@ -59,6 +61,17 @@ def test_the_same_seed_gives_the_same_run_in_every_process():
     }  # fmt: skip
 
     assert len(runs) == 1
+
+
+def test_block_hashes_are_spread_as_digests_are():
+    """The eviction order finds a block's past by them: all in one place, it would have none."""
+    prompt = SharedBlocks(tuple(range(4096)), 4096 * BLOCK, BLOCK)
+
+    hashes = chain_of(prompt)
+
+    assert {len(block) for block in hashes} == {DIGEST_BYTES}
+    for low, high in ((0, 2), (6, 8)):
+        assert len({block[low:high] for block in hashes}) > 0.9 * len(hashes)
 
 
 def test_every_request_ends_and_every_book_balances():

@@ -11,9 +11,10 @@ from prefixfleet.router.policy import Policy
 from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.traces import SharedBlocks
 from prefixfleet.router.worker import Worker
-from prefixfleet.store.chain import DIGEST_BYTES, BlockHash
+from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 

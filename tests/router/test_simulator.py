@@ -25,7 +25,7 @@ from prefixfleet.router.simulated_fleet import Fleet, chain_of
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
 from prefixfleet.router.traces import SharedBlocks
-from prefixfleet.store.chain import DIGEST_BYTES
+from prefixfleet.store.namespace import DIGEST_BYTES
 
 HARDWARE, _ = PRESETS["8xA800"]
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Sequence
 
 GONE_S = 600.0
-"""A worker that is back sooner was restarted, and is as fast as it was; else it is gone for good."""
+"""Who is back sooner was restarted, and is as fast as before; later it is gone for good."""
 
 
 class Departed:

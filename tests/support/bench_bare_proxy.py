@@ -68,8 +68,11 @@ class _Client(asyncio.Protocol):
 
     async def _connect(self, url: str, idle: deque[_Engine], request: bytes) -> None:
         parts = urlsplit(url)
-        loop = asyncio.get_running_loop()
-        _, engine = await loop.create_connection(lambda: _Engine(idle), parts.hostname, parts.port)
+        assert parts.hostname
+        assert parts.port
+        _, engine = await asyncio.get_running_loop().create_connection(
+            lambda: _Engine(idle), parts.hostname, parts.port
+        )
         self._ask(engine, request)
 
     def _ask(self, engine: _Engine, request: bytes) -> None:

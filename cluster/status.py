@@ -108,17 +108,19 @@ def _wished(wish: Mapping[str, Any]) -> list[str]:
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(
-        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "engines"
+        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "hit ms",
+        "engines",
     )  # fmt: skip
     for node in nodes:
         lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
+        hit_ms = 1e3 * stats.get("hits", {}).get("block_s", 0.0)  # a block, memory and disk
         for name, tier in (stats.get("tiers") or {"-": {}}).items():
             size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
             table.add_row(
                 node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
                 str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
-                str(tier.get("keep_free", "")), f"{size:.2f}",
+                str(tier.get("keep_free", "")), f"{size:.2f}", f"{hit_ms:.2f}",
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table

@@ -93,6 +93,11 @@ class Metrics:
         self.retries = Counter(
             "prefixfleet_retries", "Requests sent to another worker", ["reason"], registry=r
         )
+        self.waits_for_worker = Counter(
+            "prefixfleet_waits_for_worker",
+            "Requests that found no worker ready and waited for one",
+            registry=r,
+        )
         self.broken_streams = Counter(
             "prefixfleet_broken_streams", "Answers that a worker broke off", registry=r
         )

@@ -38,6 +38,16 @@ class Fleet:
     seed: int = 0
     order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, all layers."""
+        return self.block_tokens * self.shape.kv_bytes_per_token
+
+    @property
+    def hit_block_s(self) -> float:
+        """Seconds that a block takes from where its node holds it into the engine."""
+        return self.block_bytes / self.hardware.hit_bytes_per_s
+
     def pool(self, clock: Callable[[], float]) -> SlotPool:
         """A node's pool, empty."""
         return SlotPool(self.blocks_per_node, self.order(self.blocks_per_node), clock)
@@ -51,19 +61,20 @@ class Fleet:
             model="simulated",
             model_path="",
             namespace={},
-            block_bytes=self.block_tokens * self.shape.kv_bytes_per_token,
+            block_bytes=self.block_bytes,
             max_model_tokens=1 << 30,
             prefill_tokens_per_s=1.0,
         )
         return Worker(record, None, NAMESPACE, self.block_tokens)  # type: ignore[arg-type]
 
     def records(self, nodes: list[SimulatedNode]) -> dict[str, NodeRecord]:
-        """What the nodes tell of themselves: every link is as fast as the hardware has it."""
+        """What the nodes tell of themselves: all is as fast as the hardware has it."""
         hardware = self.hardware
         speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
-        links = {"links": {node.member.node: speed for node in nodes}}
+        links = {node.member.node: speed for node in nodes}
+        stats = {"links": links, "hits": {"block_s": self.hit_block_s}}
         names = [node.member.node for node in nodes]
-        return {name: NodeRecord(node=name, host="", stats=links) for name in names}
+        return {name: NodeRecord(node=name, host="", stats=stats) for name in names}
 
 
 @dataclass(frozen=True, slots=True)

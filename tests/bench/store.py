@@ -18,10 +18,11 @@ import time
 import tracemalloc
 from pathlib import Path
 
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+from prefixfleet.store.slot_files import SlotFiles
 
 CHAIN_BLOCKS = 2000
 ROUNDS = 3

@@ -115,6 +115,21 @@ def test_ours_is_never_worse_than_any_other_policy(gap_s):
     assert ours["ttft_s"]["mean"] <= min(run["ttft_s"]["mean"] for run in others) * 1.01
 
 
+def test_hits_that_take_their_time_are_estimated_as_they_come():
+    """As from disks: the estimate of a request that has the fleet to itself stays exact."""
+    arrivals = conversations(20, 6, gap_s=500.0)
+    disks = dataclasses.replace(HARDWARE, hit_bytes_per_s=2e9)
+
+    from_memory, from_disk = (
+        Simulation(fleet(hardware=hardware)).run(arrivals) for hardware in (HARDWARE, disks)
+    )
+
+    assert all(s.estimate_s == pytest.approx(s.ttft_s) for s in from_disk)
+    hits = [i for i, served in enumerate(from_disk) if served.local_tokens]
+    assert hits
+    assert all(from_disk[i].ttft_s > from_memory[i].ttft_s for i in hits)
+
+
 def test_a_slow_link_is_not_used_by_ours():
     """Below the break-even bandwidth pulling is slower than computing, unless a queue hides it."""
     bound = break_even_bytes_per_s(LLAMA_70B, HARDWARE, 0, 8192)

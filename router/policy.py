@@ -106,10 +106,17 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
     nothing but their name cost the same, and those that would be too slow even if every block
     that anybody holds were there already cannot win.
     """
-    kinds = [[number] for number in range(len(candidates))]
-    if len(candidates) > FEW:
-        kinds = _kinds(candidates)
-    return soonest(_ranks(prompt_tokens, candidates, kinds), draw)
+    if len(candidates) <= FEW:
+        return _one_of([best_for(prompt_tokens, candidate) for candidate in candidates], draw)
+    return soonest(_ranks(prompt_tokens, candidates, _kinds(candidates)), draw)
+
+
+def _one_of(decisions: Sequence[Decision], draw: Draw) -> Decision:
+    limit_s = _tied_up_to(min([decision.total_s for decision in decisions]))
+    tied = [decision for decision in decisions if decision.total_s <= limit_s]
+    most = max([decision.own_blocks for decision in tied])
+    best = [decision for decision in tied if decision.own_blocks == most]
+    return best[draw(len(best)) if len(best) > 1 else 0]
 
 
 def soonest(ranks: Iterable[Rank], draw: Draw) -> Decision:

@@ -122,6 +122,10 @@ class Roster:
         seat = self._seats.get(name)
         return seat is not None and seat.state == "ready"
 
+    def names(self) -> frozenset[str]:
+        """Of every known worker."""
+        return frozenset(self._seats)
+
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
         return [Standing(s.record, s.state, s.reason) for s in self._seats.values()]

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from upstreams import SECRET
 
 from prefixfleet.cluster import rollout
 from prefixfleet.cluster.rollout import Group, Rollout, Step, next_step
@@ -111,7 +112,7 @@ class Recorded:
 @pytest.fixture
 async def registry(redis_url, fleet, monkeypatch):
     monkeypatch.setattr(rollout, "SETTLE_S", 0.0)
-    registry = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    registry = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
     yield registry
     await registry.close()
 

@@ -74,6 +74,10 @@ class EncodedCpuMover:
             first = bytearray(poisoned_header(self._header, groups))
             slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
 
+    def check(self, slots: Sequence[Slot]) -> None:
+        """As `BlockMover.check`; `scatter` does it too."""
+        check_headers([as_bytes(slot, self.payload_bytes) for slot in slots], self._header)
+
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
         """As `reference.scatter`; slots start on 16-byte boundaries."""
         check_ids(self._layout, block_ids, len(slots))

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, Overloaded
 from prefixfleet.store.holds import Pin
@@ -58,15 +59,23 @@ class Claims:
     """Pins by (session, request), and prefetches that wait for theirs.
 
     Owned by the daemon's event loop. ``bring`` has what this node keeps elsewhere of a chain in
-    the pool by a deadline, ``fetch`` brings blocks of a plan here; neither fails.
+    the pool by a deadline, ``fetch`` brings blocks of a plan here; neither fails. ``hit_times`` is
+    told how long blocks of this node took.
     """
 
     def __init__(
-        self, pool: SlotPool, bring: Bring, fetch: Fetch, *, clock: Callable[[], float]
+        self,
+        pool: SlotPool,
+        bring: Bring,
+        fetch: Fetch,
+        hit_times: HitTimes,
+        *,
+        clock: Callable[[], float],
     ) -> None:
         self._pool = pool
         self._bring = bring
         self._fetch = fetch
+        self._hit_times = hit_times
         self._clock = clock
         self._held: dict[tuple[int, str], _Claim] = {}
         self._early: dict[str, asyncio.Task[_Claim]] = {}
@@ -138,8 +147,10 @@ class Claims:
     ) -> _Claim:
         pulled = PullResult()
         with self._pool.pin(chain):
+            began_s = self._clock()
             await self._bring(chain, deadline)
             with self._pool.pin(chain, used=False) as here:
+                self._hit_times.read(len(here.hashes), self._clock() - began_s)
                 if plan and plan.source and len(here.hashes) < min(plan.blocks, len(chain)):
                     pulled = await self._fetch(chain, plan, deadline)
                 pin = self._pool.pin(chain, used=False)

@@ -4,9 +4,20 @@ Must not know the daemon, nor when a load is worth it.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from prefixfleet.cluster.connector_lookup import Lookup
 from prefixfleet.cluster.connector_records import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A load that is over at all ranks: ``good`` of its ``wanted`` blocks arrived, in ``seconds``
+    of copying at the slowest rank."""
+
+    good: int
+    wanted: int
+    seconds: float
 
 
 class OpenLoads:
@@ -16,6 +27,7 @@ class OpenLoads:
         self._open: dict[str, Load] = {}
         self._new: list[Load] = []
         self._arrived: dict[str, int] = {}  # blocks before the fault, of loads that failed
+        self._seconds: dict[str, float] = {}  # of copying, so far
 
     def __len__(self) -> int:
         return len(self._open)
@@ -41,10 +53,16 @@ class OpenLoads:
         for request_id, blocks in failed.items():  # of the ranks, the one with fewest counts
             self._arrived[request_id] = min(blocks, self._arrived.get(request_id, blocks))
 
-    def end(self, request_id: str) -> tuple[int, int]:
-        """The request's load is over at all ranks: (blocks that arrived, blocks of it)."""
+    def note_seconds(self, seconds: Mapping[str, float]) -> None:
+        """So long a rank copied for these requests."""
+        for request_id, copy_s in seconds.items():
+            self._seconds[request_id] = max(copy_s, self._seconds.get(request_id, 0.0))
+
+    def end(self, request_id: str) -> Loaded:
+        """The request's load is over at all ranks."""
         wanted = len(self._open.pop(request_id).blocks)
-        return self._arrived.pop(request_id, wanted), wanted
+        good = self._arrived.pop(request_id, wanted)
+        return Loaded(good, wanted, self._seconds.pop(request_id, 0.0))
 
     def take_new(self) -> tuple[Load, ...]:
         """Loads begun since the last call."""

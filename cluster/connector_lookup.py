@@ -84,11 +84,16 @@ class Lookup:
                 self._miss(DeadlineExceeded.reason)
         return self._found
 
-    def release(self) -> None:
-        """Let the daemon unpin what it found or will find; repeated calls do nothing."""
+    def release(self, copied: int = 0, copy_s: float = 0.0) -> None:
+        """Let the daemon unpin what it found or will find; repeated calls do nothing.
+
+        ``copied`` blocks of it took ``copy_s`` to copy: the daemon learns from that.
+        """
         if not self._released:
             self._released = True
-            self._client.ask("release", within_s=TELL_S, request=self._name)
+            self._client.ask(
+                "release", within_s=TELL_S, request=self._name, copied=copied, copy_s=copy_s
+            )
 
     def _miss(self, failure: str) -> None:
         self._found = Found(failure=failure)
@@ -135,10 +140,10 @@ class WaitingLookups:
         """A step of the engine was planned; ``idle``: it computes nothing."""
         self._may_wait = idle
 
-    def release(self, request_id: str) -> None:
-        """Let the daemon unpin what the request's lookup found, if it has one."""
+    def release(self, request_id: str, copied: int = 0, copy_s: float = 0.0) -> None:
+        """`Lookup.release` of the request's lookup, if it has one."""
         if (lookup := self._of.pop(request_id, None)) is not None:
-            lookup.release()
+            lookup.release(copied, copy_s)
 
     def forget(self) -> None:
         """The connection of all of them has ended, and what was pinned with it."""

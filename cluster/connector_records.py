@@ -57,7 +57,7 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
     saves: Counter[int] = field(default_factory=Counter)  # ranks that are done with a save
     failed_loads: dict[str, int] = field(default_factory=dict)  # request: blocks before the fault
     dropped_blocks: int = 0  # of saves that failed
-    load_s: float = 0.0  # of copying blocks in; of the slowest rank
+    load_s: dict[str, float] = field(default_factory=dict)  # of copying in; of the slowest rank
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "Report":
         """Both reports in one."""
@@ -66,7 +66,9 @@ class Report(KVConnectorWorkerMetadata):  # type: ignore[misc]
         for request, good in other.failed_loads.items():
             failed[request] = min(good, failed.get(request, good))
         dropped = self.dropped_blocks + other.dropped_blocks
-        load_s = max(self.load_s, other.load_s)
+        load_s = dict(self.load_s)
+        for request, seconds in other.load_s.items():
+            load_s[request] = max(seconds, load_s.get(request, 0.0))
         return Report(self.saves + other.saves, failed, dropped, load_s)
 
 

@@ -129,7 +129,8 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta or Report()
         self._loads.note_failed(report.failed_loads)
         self._counts["dropped_blocks"] += report.dropped_blocks
-        self._counts["load_seconds"] += report.load_s
+        self._counts["load_seconds"] += sum(report.load_s.values())
+        self._loads.note_seconds(report.load_s)
         self._saves.note_done(report.saves)
         for request_id in output.finished_recving or ():
             self._loaded(request_id)
@@ -226,12 +227,12 @@ class SchedulerHalf:
             prefix.saved = 0
 
     def _loaded(self, request_id: str) -> None:
-        self._lookups.release(request_id)
-        good, wanted = self._loads.end(request_id)
-        self._counts["loaded_blocks"] += good
-        self._counts["failed_loads"] += good < wanted
+        loaded = self._loads.end(request_id)
+        self._lookups.release(request_id, loaded.good, loaded.seconds)
+        self._counts["loaded_blocks"] += loaded.good
+        self._counts["failed_loads"] += loaded.good < loaded.wanted
         if (prefix := self._prefixes.get(request_id)) is not None:  # else aborted meanwhile
-            prefix.note_loaded(good, wanted)
+            prefix.note_loaded(loaded.good, loaded.wanted)
 
     def _take_step(self, *, idle: bool) -> Step:
         saves, cancelled = self._saves.take_new()

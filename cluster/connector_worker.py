@@ -114,7 +114,7 @@ class WorkerHalf:
         self._open = +self._open
 
     def _note_loaded(self, done: LoadDone) -> None:
-        self._report.load_s += done.seconds
+        self._report.load_s[done.load.request] = done.seconds
         lost = done.load.blocks[done.good :]
         if lost:
             self._report.failed_loads[done.load.request] = done.good

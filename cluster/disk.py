@@ -17,7 +17,8 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.encryption import open_slot_files, read_key
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import LruOrder
-from prefixfleet.store.ssd import SsdTier, WearBudget
+from prefixfleet.store.ssd import SsdTier
+from prefixfleet.store.wear import WearBudget
 
 log = logging.getLogger(__name__)
 

@@ -66,10 +66,12 @@ class Prepare(msgspec.Struct, frozen=True, tag_field="op", tag="prepare", kw_onl
 
 
 class Release(msgspec.Struct, frozen=True, tag_field="op", tag="release", kw_only=True):
-    """Unpin what `Prepare` pinned for this request."""
+    """Unpin what `Prepare` pinned for this request; ``copied`` blocks of it were read meanwhile."""
 
     id: Id
     request: RequestId
+    copied: Annotated[int, msgspec.Meta(ge=0)] = 0
+    copy_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
 
 
 class Reserve(msgspec.Struct, frozen=True, tag_field="op", tag="reserve", kw_only=True):

@@ -190,6 +190,7 @@ class _Session:
         match question:
             case Release():
                 self._release(question.request)
+                self._cache.hit_times.copied(question.copied, question.copy_s)
             case Reserve():
                 hashes = split_hashes(question.hashes)
                 slots = await self._cache.reserve(

@@ -13,6 +13,7 @@ from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
 from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.cluster.evictions import Evictions
+from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.promotion import Promotion
@@ -81,7 +82,8 @@ class NodeCache:
         self._pulls = Pulls(
             peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
         )
-        self.claims = Claims(pool, self._bring, self._pulls.fetch, clock=clock)
+        self.hit_times = HitTimes()
+        self.claims = Claims(pool, self._bring, self._pulls.fetch, self.hit_times, clock=clock)
         self.committed_blocks = 0
         self.corrupt_blocks = 0
 
@@ -152,7 +154,9 @@ class NodeCache:
         if on_disk > here:
             with self.pool.pin(hashes, used=False):
                 chain = self.tier.chain_to(hashes[on_disk - 1])
-                await self._bring(chain, self._clock() + within_s)
+                began_s = self._clock()
+                await self._bring(chain, began_s + within_s)
+                self.hit_times.read(self.pool.match(chain), self._clock() - began_s)
 
     async def left_disk(self, hashes: Sequence[BlockHash]) -> None:
         """These leave the disk: the index must not name those that are nowhere else here."""

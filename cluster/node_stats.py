@@ -99,6 +99,12 @@ class _Collector:
             yield CounterMetricFamily(
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=stats["cache"][name]
             )
+        for name, text in (("read", "be in the pool"), ("copy", "be copied into its engine")):
+            yield GaugeMetricFamily(
+                f"prefixfleet_node_hit_block_{name}_seconds",
+                f"Seconds that a block of this node takes to {text}, on average",
+                value=stats["hits"][f"{name}_s"],
+            )
         for name in ("epoch", "pending_blocks"):
             yield GaugeMetricFamily(
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=index[name]

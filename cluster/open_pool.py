@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prefixfleet.cluster.hit_times import NO_HITS
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
 from prefixfleet.cluster.pool_host import PoolHost
 from prefixfleet.cluster.pulls import Pull
@@ -73,6 +74,7 @@ def report(pool: OpenPool | None) -> dict[str, Any]:
         "collective": dict(pool.replicator.part.counters) if pool else {},
         "served": dict(pool.host.server.counters) if pool else {},
         "cache": pool.cache.numbers() if pool else NO_CACHE,
+        "hits": pool.cache.hit_times.numbers() if pool else NO_HITS,
     }
 
 

@@ -35,19 +35,22 @@ async def read_status(directory: RunDir, endpoint: str = "") -> dict[str, Any]:
     fleet = {"fleet": directory.path.name, "phase": state.phase, "endpoint": state.endpoint}
     if not state.endpoint:
         return {**fleet, "nodes": [], "workers": [], "degraded": [], "hit_rate": {}}
-    wish = await _wish(state.redis_url, directory.path.name)
+    wish = await _wish(state.redis_url, directory)
     return fleet | {"wish": wish} | await _router_status(state.endpoint)
 
 
-async def _wish(redis_url: str, fleet: str) -> dict[str, Any]:
-    """What its operator wished; empty where that cannot be read."""
+async def _wish(redis_url: str, directory: RunDir) -> dict[str, Any]:
+    """What its operator wished, or why that is ``refused``; empty where Redis does not answer."""
     if not redis_url:
         return {}
-    registry = WorkerRegistry(redis_url, fleet)
+    secret = directory.secret_file.read_bytes().strip()
+    registry = WorkerRegistry(redis_url, directory.path.name, secret=secret)
     try:
         return asdict(await registry.wish())
-    except (IndexUnavailable, ConfigError):
+    except IndexUnavailable:
         return {}
+    except ConfigError as error:
+        return {"refused": str(error)}
     finally:
         await registry.close()
 
@@ -93,6 +96,8 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
 def _wished(wish: Mapping[str, Any]) -> list[str]:
     """What the operator asked for, in a line each."""
     lines = []
+    if wish.get("refused"):
+        lines.append(f"the fleet's wish is not followed: {wish['refused']}")
     if wish.get("draining"):
         lines.append(f"draining: {', '.join(wish['draining'])}; `prefixfleet resume` gives back")
     if wish.get("nodes"):
@@ -108,17 +113,19 @@ def _wished(wish: Mapping[str, Any]) -> list[str]:
 
 def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(
-        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "engines"
+        "node", "epoch", "lease", "tier", "blocks", "of", "pinned", "kept free", "GiB", "hit ms",
+        "engines",
     )  # fmt: skip
     for node in nodes:
         lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
+        hit_ms = 1e3 * stats.get("hits", {}).get("block_s", 0.0)  # a block, memory and disk
         for name, tier in (stats.get("tiers") or {"-": {}}).items():
             size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
             table.add_row(
                 node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
                 str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
-                str(tier.get("keep_free", "")), f"{size:.2f}",
+                str(tier.get("keep_free", "")), f"{size:.2f}", f"{hit_ms:.2f}",
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table

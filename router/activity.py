@@ -196,7 +196,8 @@ def reason(decision: Decision, blocks: int) -> str:
     """Why this worker, in words: the terms of the estimate that won, for a prompt of ``blocks``."""
     words = [f"least estimate, {decision.total_s:.3f} s"]
     if decision.hit_blocks:
-        words.append(f"{decision.hit_blocks} of {blocks} blocks are there")
+        load = f", loaded in {decision.load_s:.3f} s" if decision.load_s >= 0.001 else ""
+        words.append(f"{decision.hit_blocks} of {blocks} blocks are there{load}")
     if decision.source:
         words.append(
             f"{decision.pull_blocks} from {decision.source.node} in {decision.pull_s:.3f} s, "

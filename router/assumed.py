@@ -45,9 +45,12 @@ class Assumed:
             return
         bit = self._bits.get(node) or self._new_bit(node)
         young = self._young
-        for block in chain:
+        for block in reversed(chain):
             field = block[:FIELD_BYTES]
-            young[field] = young.get(field, 0) | bit
+            held = young.get(field, 0)
+            if held & bit:
+                return  # and all before it: prompts are assumed whole
+            young[field] = held | bit
 
     def drop(self, node: str) -> None:
         """Assume nothing of ``node`` any more. Its bit stays in the tables until they are gone."""

@@ -1,7 +1,7 @@
 """What is known of a prompt on each worker, in the form in which the policy compares it. No I/O."""
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from msgspec import Struct, structs
 
@@ -10,7 +10,9 @@ from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, PrefillModel
 from prefixfleet.router.lineup import Links
 from prefixfleet.router.policy import Candidate, Source
 from prefixfleet.router.worker import Worker
+from prefixfleet.store.records import NodeRecord
 
+MAX_BLOCK_S = 60.0  # no node's block takes longer, whatever its record says
 MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
 
 
@@ -43,8 +45,9 @@ def candidate(
     busy_s: float,
     prefill: PrefillModel,
     sources: Sequence[Source],
+    block_s: float = 0.0,
 ) -> Candidate:
-    """``worker`` as the policy sees it."""
+    """``worker`` as the policy sees it; ``block_s`` counts for what its node holds."""
     record = worker.record
     return Candidate(
         worker=record.worker,
@@ -58,14 +61,19 @@ def candidate(
         block_tokens=worker.block_tokens,
         block_bytes=record.block_bytes,
         sources=sources,
+        block_s=block_s,
     )
 
 
-def longest(held: Mapping[str, tuple[int, int]], waits_s: Mapping[str, float]) -> list[Source]:
+def longest(
+    held: Mapping[str, tuple[int, int]],
+    waits_s: Mapping[str, float],
+    block_s: Callable[[str], float] = lambda node: 0.0,
+) -> list[Source]:
     """Who holds most, the least asked first, as if no link had been measured.
 
     ``held`` has the epoch and the blocks of each node that can be pulled from, ``waits_s`` the
-    seconds until it has sent what was planned before.
+    seconds until it has sent what was planned before; ``block_s`` gives a node's seconds a block.
     """
     first = heapq.nsmallest(
         MAX_SOURCES, held, key=lambda node: (-held[node][1], waits_s.get(node, 0.0))
@@ -77,6 +85,7 @@ def longest(held: Mapping[str, tuple[int, int]], waits_s: Mapping[str, float]) -
             blocks=held[node][1],
             link=UNMEASURED,
             wait_s=waits_s.get(node, 0.0),
+            block_s=block_s(node),
         )
         for node in first
     ]
@@ -107,3 +116,12 @@ def read_link(measured: object) -> LinkSpeed | None:
     if not isinstance(speed, int | float) or not isinstance(setup, int | float) or speed <= 0:
         return None
     return LinkSpeed(bytes_per_s=float(speed), setup_s=max(0.0, float(setup)))
+
+
+def read_block_s(record: NodeRecord | None) -> float:
+    """Seconds that a block held by a node takes to load, by its record; 0 where it says none."""
+    hits = record.stats.get("hits") if record else None
+    seconds = hits.get("block_s") if isinstance(hits, dict) else None
+    if not isinstance(seconds, int | float) or not seconds > 0:
+        return 0.0
+    return min(float(seconds), MAX_BLOCK_S)

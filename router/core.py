@@ -20,6 +20,7 @@ from prefixfleet.router.activity import Activity
 from prefixfleet.router.afterwards import Afterwards
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.departed import Departed
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.engine_feed import EngineFeed
 from prefixfleet.router.exchange import Board, Exchange
@@ -130,6 +131,9 @@ class Router:
             self.roster.is_ready,
             self.metrics.decision_s.observe,
         )
+        self._departed = Departed(
+            clock, (self.dispatcher.forget, self.token_times.forget, self.traffic.forget)
+        )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0
@@ -219,6 +223,7 @@ class Router:
             else:
                 self.degraded.end(mode)
         self.engines.follow(self.entries())
+        self._departed.look(self.roster.names())
 
     def entries(self) -> dict[str, StaticWorker]:
         """Plain engines: from the file, and added by order."""

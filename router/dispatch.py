@@ -10,7 +10,7 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from msgspec import Struct
 
 from prefixfleet.router.book import Book, Charge, Load
-from prefixfleet.router.candidates import Findings, candidate, longest, over_links
+from prefixfleet.router.candidates import Findings, candidate, longest, over_links, read_block_s
 from prefixfleet.router.estimate import PrefillModel, first_guess, observe
 from prefixfleet.router.lineup import Lineup, Links
 from prefixfleet.router.policy import Candidate, Decision, Policy, choose, soonest
@@ -19,7 +19,7 @@ from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.records import NodeRecord, PullPlan
+from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each namespace that its workers have."""
@@ -106,9 +106,9 @@ class Dispatcher:
             sources = found.sources
             if worker.static and worker.record.node not in pullable:
                 sources = ()
-            return candidate(
-                worker, found, load, busy_s, prefill, over_links(worker.record.node, links, sources)
-            )
+            node = worker.record.node
+            sources = over_links(node, links, sources)
+            return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))
 
         if self._policy is choose and len(workers) > FEW:
             lineup = self._lineup(workers)
@@ -137,7 +137,9 @@ class Dispatcher:
         """Follow an observed time to first token, if the request had its worker to itself."""
         if charge.alone and charge.first_byte_s is not None and not prompt.blind:
             worker = dispatched.worker
-            seconds = charge.first_byte_s - charge.started_s - dispatched.decision.pull_s
+            decision = dispatched.decision
+            moving_s = decision.load_s + decision.pull_s
+            seconds = charge.first_byte_s - charge.started_s - moving_s
             model = observe(
                 self.prefill_model(worker),
                 prompt.tokens,
@@ -150,8 +152,11 @@ class Dispatcher:
 
     def prefill_model(self, worker: Worker) -> PrefillModel:
         """What is known of the worker's speed."""
-        known = self._models.get(worker.name)
-        return known or first_guess(worker.record.prefill_tokens_per_s)
+        return self.speed_of(worker.record)
+
+    def speed_of(self, record: WorkerRecord) -> PrefillModel:
+        """The same of a worker that need not be ready."""
+        return self._models.get(record.worker) or first_guess(record.prefill_tokens_per_s)
 
     def forget(self, name: str) -> None:
         """Drop what was learned of a worker that is gone."""
@@ -174,7 +179,7 @@ class Dispatcher:
             held=held,
             expected=self.view.expected(chain),
             own=self._caches.leading(chain),
-            sources=longest(can_send, waits_s),
+            sources=longest(can_send, waits_s, self._block_s),
         )
 
     def _lineup(self, workers: Sequence[Worker]) -> Lineup:
@@ -199,6 +204,9 @@ class Dispatcher:
         links = record.stats.get("links") if record else None
         return self.prefill_model(worker), links if isinstance(links, dict) and links else None
 
+    def _block_s(self, node: str) -> float:
+        return read_block_s(self._records().get(node))
+
     def _step_of(self, name: str, load: Load) -> float:
         # a step that generates for others is under way, and is ended first
         return self._step_s(name, load.decoding) if load.decoding else 0.0
@@ -212,5 +220,5 @@ def _plan(request: str, decision: Decision) -> PullPlan:
         source=decision.source.node,
         source_epoch=decision.source.epoch,
         blocks=decision.hit_blocks + decision.pull_blocks,
-        budget_s=max(MIN_PULL_BUDGET_S, PULL_PATIENCE * decision.pull_s),
+        budget_s=max(MIN_PULL_BUDGET_S, PULL_PATIENCE * (decision.load_s + decision.pull_s)),
     )

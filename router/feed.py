@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.view import View
 from prefixfleet.store.errors import IndexUnavailable
-from prefixfleet.store.index import PrefixIndex, StreamGap
+from prefixfleet.store.index import Membership, PrefixIndex, StreamGap
 from prefixfleet.store.records import NodeRecord
 
 POLL_S = 1.0
 RETRY_S = 0.5
 EMPTY_ANSWERS = 5  # in a row until an index that knows nobody is believed
+ABSENT_ANSWERS = 3
+"""In a row in which a life is missing until it is forgotten: if the index has lost its memory, the
+event stream has said so by then."""
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,8 @@ class Feed:
         self._degraded = degraded
         self._records: dict[str, NodeRecord] = {}
         self._empty_answers = 0
+        self._follows = False  # the view is of the index that answers now, as far as we know
+        self._absent: dict[Membership, int] = {}  # answers that lacked it, while the view followed
         self.gaps = 0
         self.loaded = asyncio.Event()
 
@@ -55,9 +60,11 @@ class Feed:
             try:
                 await self._load_and_follow()
             except StreamGap as gap:
+                self._follows = False
                 self.gaps += 1
                 log.info("events of the index were lost (%s): loading it again", gap)
             except IndexUnavailable as error:
+                self._follows = False
                 self._degraded.enter(
                     self._name,
                     f"changes of the {self._name} do not arrive ({error}); routing by what was "
@@ -71,6 +78,7 @@ class Feed:
         for _ in self._view.load(snapshot):
             await asyncio.sleep(0)
         self.loaded.set()
+        self._follows, self._absent = True, {}
         self._degraded.end(self._name)
         async for event in self._index.follow(snapshot.cursor):
             self._view.apply(event)
@@ -91,6 +99,27 @@ class Feed:
         self._empty_answers = 0 if listed else self._empty_answers + 1
         if known and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the index was emptied than every node died
-        # A node that joined while we asked is in the view and not in the answer: keep it
-        self._view.forget(known - {member for member, _ in listed})
+        self._forget_absent(known - {member for member, _ in listed})
         self._records = {member.node: record for member, record in listed}
+        for member, record in listed:
+            if has_published_all(member, record):
+                self._view.settle(member)
+
+    def _forget_absent(self, absent: set[Membership]) -> None:
+        """Forget who is missing again and again, while the view is not to be loaded anew.
+
+        An index that has lost its memory knows nobody either, and may say so here before the
+        events do: the view must not lose what it knows before its successor is there.
+        """
+        counts = {member: self._absent.get(member, 0) + 1 for member in absent}
+        self._absent = counts if self._follows else {}
+        self._view.forget(m for m, count in self._absent.items() if count >= ABSENT_ANSWERS)
+
+
+def has_published_all(member: Membership, record: NodeRecord) -> bool:
+    """Whether this life of a node says that the index knows all that it holds."""
+    told = record.stats.get("index")
+    return isinstance(told, dict) and (told.get("epoch"), told.get("pending_blocks")) == (
+        member.epoch,
+        0,
+    )

@@ -5,6 +5,7 @@ operations: l (a (n^2 - p^2) d + b (n - p) d^2) (Mooncake, FAST'25, eq. 1, in it
 a and b are the model's constants of attention and of the matrix products.
 """
 
+import math
 from dataclasses import dataclass
 
 from prefixfleet.router.estimate import KILO, PrefillModel, first_guess
@@ -36,6 +37,7 @@ class Hardware:
     utilisation: float  # the part of the peak that a prefill reaches
     link_bytes_per_s: float
     link_setup_s: float = 0.005
+    hit_bytes_per_s: float = math.inf  # from where a node holds a block into its engine
     step_s: float = 0.02
 
 

@@ -126,6 +126,7 @@ def _priced(
         queue_s=candidate.busy_s,
         pull_s=pull_seconds(pulled * candidate.block_bytes, source.link) if source else 0.0,
         prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
+        load_s=max(0, hit - candidate.own_blocks) * candidate.block_s,
     )
 
 

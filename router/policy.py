@@ -1,10 +1,10 @@
 """Which worker, and what it should pull from whom: one cost in seconds. Pure.
 
-For every worker: the later of (its queue is done) and (the pull is done), since a pull starts at
-once and overlaps the queue, then the prefill of what is still missing. For every worker the best
-source and the best number of blocks is taken, none included: min(pull, recompute) needs no
-threshold and never lost in replay against a fixed ratio. Least seconds win; of
-equals one that has most of the prefix in its own cache, else chance decides.
+For every worker: the later of (its queue is done) and (its node's blocks are loaded, then the pull
+is done), since both start at once and overlap the queue, then the prefill of what is still missing,
+with the best source and the best number of blocks, none included: min(pull, recompute) needs no
+threshold and never lost in replay against a fixed ratio. Least seconds win; of equals one that has
+most of the prefix in its own cache, else chance decides.
 """
 
 from bisect import bisect_right
@@ -33,6 +33,12 @@ class Source(Struct, frozen=True, kw_only=True):
     blocks: int
     link: LinkSpeed
     wait_s: float = 0.0  # until the source is done with the pulls that were planned before
+    block_s: float = 0.0  # seconds that a block held there takes, by what it has learned
+
+    def seconds(self, blocks: int, block_bytes: int) -> float:
+        """Time until so many of its blocks, at least one, are where they are wanted."""
+        moving_s = pull_seconds(blocks * block_bytes, self.link)
+        return self.wait_s + blocks * self.block_s + moving_s
 
 
 class Candidate(Struct, frozen=True, kw_only=True):
@@ -48,6 +54,7 @@ class Candidate(Struct, frozen=True, kw_only=True):
     block_tokens: int
     block_bytes: int
     own_blocks: int = 0  # leading blocks that the engine itself holds: it need not even load them
+    block_s: float = 0.0  # seconds that a block of its node takes to load, by what it has learned
     sources: Sequence[Source] = ()
 
 
@@ -62,11 +69,12 @@ class Decision(Struct, frozen=True, kw_only=True):
     pull_s: float
     prefill_s: float
     own_blocks: int = 0  # of the hit, without a load
+    load_s: float = 0.0  # of the rest of the hit
 
     @property
     def total_s(self) -> float:
         """Estimated time to first token."""
-        return max(self.queue_s, self.pull_s) + self.prefill_s
+        return max(self.queue_s, self.load_s + self.pull_s) + self.prefill_s
 
 
 Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
@@ -98,10 +106,17 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
     nothing but their name cost the same, and those that would be too slow even if every block
     that anybody holds were there already cannot win.
     """
-    kinds = [[number] for number in range(len(candidates))]
-    if len(candidates) > FEW:
-        kinds = _kinds(candidates)
-    return soonest(_ranks(prompt_tokens, candidates, kinds), draw)
+    if len(candidates) <= FEW:
+        return _one_of([best_for(prompt_tokens, candidate) for candidate in candidates], draw)
+    return soonest(_ranks(prompt_tokens, candidates, _kinds(candidates)), draw)
+
+
+def _one_of(decisions: Sequence[Decision], draw: Draw) -> Decision:
+    limit_s = _tied_up_to(min([decision.total_s for decision in decisions]))
+    tied = [decision for decision in decisions if decision.total_s <= limit_s]
+    most = max([decision.own_blocks for decision in tied])
+    best = [decision for decision in tied if decision.own_blocks == most]
+    return best[draw(len(best)) if len(best) > 1 else 0]
 
 
 def soonest(ranks: Iterable[Rank], draw: Draw) -> Decision:
@@ -144,7 +159,8 @@ def _kinds(candidates: Sequence[Candidate]) -> list[list[int]]:
             holders[sources] = frozenset(source.node for source in c.sources)
         own = c.node if c.node in holders[sources] else ""  # it pulls from the others only
         size = (c.block_tokens, c.block_bytes)
-        kind = (c.hit_blocks, c.own_blocks, c.busy_s, c.prefill.coefficients, sources, own, size)
+        seconds = (c.busy_s, c.block_s, c.prefill.coefficients)
+        kind = (c.hit_blocks, c.own_blocks, seconds, sources, own, size)
         groups.setdefault(kind, []).append(number)
     return list(groups.values())
 
@@ -185,7 +201,8 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     """The best that can be done with the request on one worker."""
     usable = usable_blocks(prompt_tokens, candidate.block_tokens)
     hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
-    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable)
+    load_s = max(0, hit - own) * candidate.block_s
+    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
     if source is None:
         hit = max(hit, own)
     return Decision(
@@ -194,23 +211,25 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
         pull_blocks=pulled,
         source=source,
         queue_s=candidate.busy_s,
-        pull_s=_pull_s(source, pulled * candidate.block_bytes),
+        pull_s=source.seconds(pulled, candidate.block_bytes) if source else 0.0,
         prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
         own_blocks=own,
+        load_s=load_s,
     )
 
 
 def _best_pull(
-    prompt_tokens: int, candidate: Candidate, hit: int, own: int, usable: int
+    prompt_tokens: int, candidate: Candidate, hit: int, own: int, usable: int, load_s: float
 ) -> tuple[Source | None, int]:
-    """From whom to pull and how many of the ``usable`` blocks behind ``hit``; nobody and 0 if
-    computing them is as fast."""
+    """From whom to pull and how many of the ``usable`` blocks behind ``hit``, which take
+    ``load_s``; nobody and 0 if computing them is as fast."""
 
     def total_s(source: Source | None, count: int) -> float:
-        pull_s = _pull_s(source, count * candidate.block_bytes)
+        pull_s = source.seconds(count, candidate.block_bytes) if source else 0.0
         # a pull starts where the node's blocks end, also where the engine has more itself
         cached = max(hit + count, own) * candidate.block_tokens
-        return max(candidate.busy_s, pull_s) + candidate.prefill.seconds(prompt_tokens, cached)
+        ready_s = max(candidate.busy_s, load_s + pull_s)
+        return ready_s + candidate.prefill.seconds(prompt_tokens, cached)
 
     best: tuple[Source | None, int] = (None, 0)
     least_s = total_s(*best)
@@ -218,18 +237,14 @@ def _best_pull(
         most = min(source.blocks, usable) - hit
         if most <= 0 or source.node == candidate.node:
             continue
-        spare_s = candidate.busy_s - source.wait_s
-        for count in _worth_trying(most, spare_s, candidate.block_bytes, source.link):
+        spare_s = candidate.busy_s - load_s - source.wait_s
+        for count in _worth_trying(most, spare_s, candidate.block_bytes, source):
             if (seconds := total_s(source, count)) < least_s:
                 least_s, best = seconds, (source, count)
     return best
 
 
-def _pull_s(source: Source | None, num_bytes: int) -> float:
-    return source.wait_s + pull_seconds(num_bytes, source.link) if source else 0.0
-
-
-def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) -> Iterator[int]:
+def _worth_trying(most: int, spare_s: float, block_bytes: int, source: Source) -> Iterator[int]:
     """Numbers of blocks among which the best is found.
 
     Seconds of a pull grow linearly with the blocks, those of the prefill shrink ever faster: the
@@ -237,6 +252,7 @@ def _worth_trying(most: int, spare_s: float, block_bytes: int, link: LinkSpeed) 
     is at an end of one of the two ranges.
     """
     yield most
-    free = int((spare_s - link.setup_s) * link.bytes_per_s / max(1, block_bytes))
+    block_s = source.block_s + max(1, block_bytes) / max(source.link.bytes_per_s, 1.0)
+    free = int((spare_s - source.link.setup_s) / block_s)
     if 0 < free < most:
         yield free

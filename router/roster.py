@@ -84,6 +84,8 @@ class Roster:
         self._joined = joined
         self._registered: list[WorkerRecord] = []
         self._seats: dict[str, _Seat] = {}
+        self._served: set[str] = set()  # models that some worker was ready for
+        self._arrival = asyncio.Event()
         self._empty_answers = 0
         self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
 
@@ -102,7 +104,7 @@ class Roster:
         if ready:
             return ready
         models = {seat.record.model for seat in self._seats.values()}
-        if models and model not in models:
+        if models and model not in models | self._served:
             raise UnknownModel(
                 f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
                 param="model",
@@ -111,10 +113,18 @@ class Roster:
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
 
+    def next_arrival(self) -> asyncio.Event:
+        """Set when the next worker gets ready."""
+        return self._arrival
+
     def is_ready(self, name: str) -> bool:
         """Whether worker ``name`` may get a request now."""
         seat = self._seats.get(name)
         return seat is not None and seat.state == "ready"
+
+    def names(self) -> frozenset[str]:
+        """Of every known worker."""
+        return frozenset(self._seats)
 
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
@@ -162,6 +172,7 @@ class Roster:
                 "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
             )
             return
+        self._orders.say_refused(self._degraded)
         self._empty_answers = 0 if records else self._empty_answers + 1
         if self._registered and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the registry was emptied than every worker died
@@ -192,7 +203,15 @@ class Roster:
         log.info("worker %s is %s", record.worker, record.state)
         seat.record = record
         if seat.state in ("ready", "draining"):
-            seat.state = record.state
+            self._settle(seat)
+
+    def _settle(self, seat: _Seat) -> None:
+        """An examined worker is what its record says."""
+        seat.state, seat.reason = seat.record.state, ""
+        if seat.state == "ready":
+            self._served.add(seat.record.model)
+            self._arrival.set()
+            self._arrival = asyncio.Event()
 
     def _start_examination(self, seat: _Seat) -> None:
         _stop(seat)
@@ -218,7 +237,7 @@ class Roster:
             else:
                 if any(other.state == "ready" for other in self._seats.values()):
                     self._joined(seat.record.worker)
-                seat.state, seat.reason = seat.record.state, ""
+                self._settle(seat)
                 log.info("worker %s is %s", seat.record.worker, seat.state)
                 return
             await asyncio.sleep(retry_s)

@@ -6,19 +6,19 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-import contextlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 from multidict import CIMultiDict
 
+from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
 from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
 from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, Forbidden, NoWorker, TooBusy, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
 from prefixfleet.router.headers import KEEP, deadline_of, keep_of, lines_of, worker_lines
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
@@ -32,7 +32,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.records import PARAMS_KEY
 
-MAX_WORKERS_TRIED = 3
+MAX_SENDS = 3  # a request that kills its engine shall not kill them all
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -54,7 +54,9 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
         model = body.get("model", str)
         if model is None:
             raise BadRequest("the field 'model' is missing or no text", param="model")
-        workers = router.traffic.allowed(router.roster.ready(model))
+        deadline_s = deadline_of(client.headers)
+        until_s = received_s + patience_s(router.settings, key, deadline_s)
+        workers = router.traffic.allowed(await ready_by(router, model, until_s))
         prompt, chains = await _understand(router, body, route, key, workers)
         router.limits.charge_tokens(key, prompt.tokens)
         passage = Passage(
@@ -65,13 +67,13 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             body=body,
             prompt=prompt,
             received_s=received_s,
-            deadline_s=deadline_of(client.headers),
+            deadline_s=deadline_s,
             keep_s=_keep_s(client.headers, key),
             id=router.new_id(),
             span=span,
         )
         passage.note_prompt()
-        return await _try_workers(passage, workers, chains)
+        return await _try_workers(passage, workers, chains, until_s)
     finally:
         router.limits.leave(key)
 
@@ -120,12 +122,14 @@ async def _understand(
         router.metrics.tokenise_s.observe(router.clock() - started_s)
 
 
-async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chains) -> int:
+async def _try_workers(
+    passage: Passage, workers: Sequence[Worker], chains: Chains, until_s: float
+) -> int:
     router = passage.router
     left = list(workers)
-    tried: set[str] = set()
+    unwilling: set[str] = set()  # they answered, with a refusal
     failures: list[str] = []
-    while left and len(failures) < MAX_WORKERS_TRIED:
+    while left and len(failures) < MAX_SENDS:
         dispatched = await router.turns.wait(
             passage.id,
             passage.prompt,
@@ -141,20 +145,14 @@ async def _try_workers(passage: Passage, workers: Sequence[Worker], chains: Chai
             failures.append(str(loss))
             router.traffic.failed(dispatched.worker.name)
             left.remove(dispatched.worker)
-            tried.add(dispatched.worker.name)
             router.metrics.retries.labels(loss.reason).inc()
-            if loss.reason != "status":
+            if loss.reason == "status":
+                unwilling.add(dispatched.worker.name)
+            else:
                 router.roster.lost(dispatched.worker.name, str(loss))
-            left = left or _newcomers(passage, chains, tried)
+            if not left and len(failures) < MAX_SENDS:
+                left = await newcomers(passage, chains, unwilling, until_s)
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
-
-
-def _newcomers(passage: Passage, chains: Chains, tried: Collection[str]) -> list[Worker]:
-    """Workers that are ready now, were not when the request came, and read prompts alike."""
-    with contextlib.suppress(NoWorker):
-        ready = passage.router.roster.ready(passage.body.get("model", str) or "")
-        return [w for w in ready if w.name not in tried and w.namespace in chains]
-    return []
 
 
 def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from prefixfleet.router.fleet_models import Hardware, ModelShape
 from prefixfleet.router.policy import Policy
@@ -12,10 +14,13 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 
 NAMESPACE = b"simulated"
+MAX_HASHES = 1 << 20
+"""Kept from one request to the next: about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +38,16 @@ class Fleet:
     seed: int = 0
     order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
 
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, all layers."""
+        return self.block_tokens * self.shape.kv_bytes_per_token
+
+    @property
+    def hit_block_s(self) -> float:
+        """Seconds that a block takes from where its node holds it into the engine."""
+        return self.block_bytes / self.hardware.hit_bytes_per_s
+
     def pool(self, clock: Callable[[], float]) -> SlotPool:
         """A node's pool, empty."""
         return SlotPool(self.blocks_per_node, self.order(self.blocks_per_node), clock)
@@ -46,19 +61,20 @@ class Fleet:
             model="simulated",
             model_path="",
             namespace={},
-            block_bytes=self.block_tokens * self.shape.kv_bytes_per_token,
+            block_bytes=self.block_bytes,
             max_model_tokens=1 << 30,
             prefill_tokens_per_s=1.0,
         )
         return Worker(record, None, NAMESPACE, self.block_tokens)  # type: ignore[arg-type]
 
     def records(self, nodes: list[SimulatedNode]) -> dict[str, NodeRecord]:
-        """What the nodes tell of themselves: every link is as fast as the hardware has it."""
+        """What the nodes tell of themselves: all is as fast as the hardware has it."""
         hardware = self.hardware
         speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
-        links = {"links": {node.member.node: speed for node in nodes}}
+        links = {node.member.node: speed for node in nodes}
+        stats = {"links": links, "hits": {"block_s": self.hit_block_s}}
         names = [node.member.node for node in nodes]
-        return {name: NodeRecord(node=name, host="", stats=links) for name in names}
+        return {name: NodeRecord(node=name, host="", stats=stats) for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +96,12 @@ class Served:
 
 
 def chain_of(prompt: SharedBlocks) -> list[BlockHash]:
-    """Block hashes of the prompt's full blocks: the trace's ids, since they name prefixes too."""
+    """Block hashes of the prompt's full blocks, one for each of the trace's ids, since they name
+    prefixes too. Spread evenly, as digests are: `UseHistory` finds its places by that."""
     full = prompt.tokens // prompt.block_tokens
-    return [block.to_bytes(8, "big") + bytes(8) for block in prompt.ids[:full]]
+    return list(map(_hash, prompt.ids[:full]))
+
+
+@lru_cache(maxsize=MAX_HASHES)
+def _hash(number: int) -> BlockHash:
+    return blake2b(number.to_bytes(8, "big"), digest_size=DIGEST_BYTES).digest()

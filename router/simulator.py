@@ -190,18 +190,18 @@ class Simulation:
         )
 
     def _pull(self, decided: Dispatched, chain: list[BlockHash], local: int) -> tuple[int, float]:
-        """Blocks that come from the planned source, and when they are here."""
-        plan, now = decided.plan, self.clock.now
+        """Blocks that come from the planned source, and when they and the ``local`` are there."""
+        plan, block_s = decided.plan, self.fleet.hit_block_s
+        loaded = self.clock.now + local * block_s
         if not plan.source:
-            return 0, now
+            return 0, loaded
         source = self._by_name[plan.source]
         there = min(plan.blocks, source.pool.match(chain)) - local
         if there <= 0 or plan.source_epoch != source.member.epoch:
-            return 0, now
-        size = there * self.fleet.block_tokens * self.fleet.shape.kv_bytes_per_token
+            return 0, loaded
         hardware = self.fleet.hardware
-        seconds = size / hardware.link_bytes_per_s
-        return there, source.send(now, hardware.link_setup_s, seconds)
+        seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
+        return there, source.send(loaded, hardware.link_setup_s, seconds)
 
     def _finish(self, running: _Running) -> None:
         running.charge.close()

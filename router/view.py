@@ -17,8 +17,12 @@ SUSPECT_S = 5.0
 it is dead, the index has forgotten it by then."""
 
 INHERIT_S = 5.0
-"""How long a life of a node is believed after the index lost its memory: until every node has
-noticed, joined again and published what it holds."""
+"""How long a life of a node is believed after the index lost its memory: until the node must have
+noticed and joined again."""
+REPUBLISH_S = 60.0
+"""And from then on, at most, until it has published what it holds: `settle` says when."""
+SETTLE_S = 1.0
+"""What a node said before it had published the last block may be a second ahead of the events."""
 
 LOAD_STEP_BLOCKS = 2_000  # 2 ms between two looks of the event loop at everything else
 
@@ -53,8 +57,8 @@ class View:
 
         Until the last step the view answers as before; a big index takes seconds to take in. A
         life that we know and the snapshot does not has not ended: the index has lost its memory,
-        and the nodes still have their blocks. It is believed for `INHERIT_S` more, also when its
-        node joins anew meanwhile.
+        and the nodes still have their blocks. It is believed for `INHERIT_S` more, and if its
+        node has joined anew by then, until that life is told to be complete (`settle`).
         """
         bits = {member: self._new_bit() for member in snapshot.members}
         own = {1 << member.slot: bit for member, bit in bits.items()}
@@ -80,7 +84,7 @@ class View:
         elif event.kind == "publish":
             self._blocks.add(_fields(event.hashes), self._bits[member])
         elif event.kind == "withdraw":
-            self._blocks.remove(_fields(event.hashes), self._bits[member])
+            self._blocks.remove(_fields(event.hashes), self._bits_of_node(member.node))
         elif event.kind == "leave":
             self._end(member)
             self._disinherit(member.node)
@@ -93,6 +97,12 @@ class View:
         """
         for member in gone if self._clock() >= self._memory_lost_s + INHERIT_S else ():
             self.apply(IndexEvent("leave", member))
+
+    def settle(self, member: Membership) -> None:
+        """This life has published all that it holds: nothing of a former one need be believed."""
+        entry = self._inherited.get(member.node)
+        if entry is not None and self._members.get(member.node) == member:
+            self._inherited[member.node] = entry[0], min(entry[1], self._clock() + SETTLE_S)
 
     def suspect(self, node: str) -> None:
         """A connection to ``node`` failed: match nothing on it until its lease has had time."""
@@ -129,9 +139,8 @@ class View:
 
     def _nodes_of_bits(self) -> tuple[Mapping[int, str], int]:
         """Names of the nodes that may match, by their bits; and all those bits."""
-        now = self._clock()
-        for node in [n for n, (_, until_s) in self._inherited.items() if now >= until_s]:
-            self._disinherit(node)
+        if self._inherited:
+            self._end_inherited()
         if self._names is None:
             found = {bit: member.node for member, bit in self._bits.items()}
             found |= {bit: node for node, (bit, _) in self._inherited.items()}
@@ -159,6 +168,7 @@ class View:
         self._members[member.node] = member
         self._bits[member] = self._new_bit()
         self._names = None
+        self._await_publishing(member.node)
 
     def _replace(self, bits: dict[Membership, int]) -> None:
         """Put the lives of a snapshot in the place of those that were known."""
@@ -173,13 +183,30 @@ class View:
         self._bits = dict(bits)
         self._members = {member.node: member for member in bits}
         self._names = None
+        for node in self._members:
+            self._await_publishing(node)
 
     def _inherit(self, member: Membership) -> None:
         """Believe a life that the index has forgotten for a while."""
-        self._disinherit(member.node)
-        self._inherited[member.node] = (self._bits.pop(member), self._clock() + INHERIT_S)
-        del self._members[member.node]
-        self._names = None
+        self._end_inherited()
+        until_s = self._clock() + INHERIT_S
+        if before := self._inherited.get(member.node):
+            self._end(member)  # it had not published everything: the one before it knows more
+            self._inherited[member.node] = before[0], until_s
+        else:
+            self._inherited[member.node] = self._bits.pop(member), until_s
+            del self._members[member.node]
+            self._names = None
+
+    def _await_publishing(self, node: str) -> None:
+        """It has joined: what is believed of its former life holds until it is complete."""
+        if entry := self._inherited.get(node):
+            self._inherited[node] = entry[0], self._clock() + REPUBLISH_S
+
+    def _end_inherited(self) -> None:
+        now = self._clock()
+        for node in [n for n, (_, until_s) in self._inherited.items() if now >= until_s]:
+            self._disinherit(node)
 
     def _disinherit(self, node: str) -> None:
         if entry := self._inherited.pop(node, None):

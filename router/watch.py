@@ -24,8 +24,8 @@ log = logging.getLogger("prefixfleet.router.decisions")
 
 WHY = (
     "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d blocks "
-    "there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, pull %(pull_s).3f s, "
-    "prefill %(prefill_s).3f s"
+    "there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, load %(load_s).3f s, "
+    "pull %(pull_s).3f s, prefill %(prefill_s).3f s"
 )
 ORIGINS = ("engine", "local", "pulled", "computed")
 MAX_KEPT_BYTES = 64 * 1024  # of an answer that waits to be read for what its engine says
@@ -96,6 +96,7 @@ class Passage(Struct, frozen=True, kw_only=True):
             "pull_blocks": decision.pull_blocks,
             "source": decision.source.node if decision.source else "nobody",
             "queue_s": round(decision.queue_s, 6),
+            "load_s": round(decision.load_s, 6),
             "pull_s": round(decision.pull_s, 6),
             "prefill_s": round(decision.prefill_s, 6),
         }

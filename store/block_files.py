@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.slot import SlotLayout
-from prefixfleet.store.slot_files import DiskBlock
 
 
 class BlockFiles(Protocol):

@@ -18,9 +18,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from prefixfleet.store.block_files import BlockFiles
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import SlotLayout
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+from prefixfleet.store.slot_files import SlotFiles
 
 KEY_BYTES = 32
 NONCE_BYTES = 12

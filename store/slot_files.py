@@ -1,44 +1,25 @@
 """Slots on disk: aligned files that tell after any crash which of their slots hold what.
 
 Blocking I/O, no policy: which block goes into which slot is decided above. Slots are grouped in
-bucket files. A bucket is a header page, a table of contents (64 bytes a slot), then the slots.
-The table entry is the commit: it is written after the slot's bytes are on the device, and cleared
-before they change. So a slot that the table names was whole when it was named; bytes that changed
-since (a bad disk) fail `slot.verify` when they are read.
+`BucketFile`s. A bucket's table of contents is the commit: an entry is written after the slot's
+bytes are on the device, and cleared before they change. So a slot that the table names was whole
+when it was named; bytes that changed since (a bad disk) fail `slot.verify` when they are read.
 """
 
 import contextlib
 import errno
-import mmap
-import os
-import struct
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
+from prefixfleet.store.bucket_file import BucketFile, DiskBlock, bucket_header
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
-from prefixfleet.store.slot import ALIGN_BYTES, SlotLayout
+from prefixfleet.store.slot import SlotLayout
 
 BUCKET_BYTES = 256 * 1024 * 1024
 MAX_BUCKET_SLOTS = 4096
 IOV_MAX = 512  # parts of one vectored call; Linux allows 1,024
-_HEADER = struct.Struct("<8s16sQHHI")  # magic, namespace, payload bytes, shards, pad, slots
-_ENTRY = struct.Struct("<4sI16s16sI")  # magic, position, hash, parent, crc of the rest
-_MAGIC, _ENTRY_MAGIC = b"pfbuck\x00\x01", b"pfe1"
-ENTRY_BYTES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class DiskBlock:
-    """A block and its place in its chain: what the table of contents says of a slot."""
-
-    slot: int
-    block: BlockHash
-    parent: BlockHash  # empty at the chain's root
-    position: int
 
 
 class SlotFiles:
@@ -54,10 +35,8 @@ class SlotFiles:
         self.bucket_slots = max(1, min(BUCKET_BYTES // layout.slot_bytes, MAX_BUCKET_SLOTS))
         self.direct = True  # False where the file system refuses O_DIRECT
         self._folder = folder
-        self._header = _HEADER.pack(
-            _MAGIC, namespace, layout.payload_bytes, layout.shards, 0, self.bucket_slots
-        )
-        self._buckets: dict[int, _Bucket] = {}
+        self._header = bucket_header(namespace, layout, self.bucket_slots)
+        self._buckets: dict[int, BucketFile] = {}
 
     def recover(self) -> list[DiskBlock]:
         """Every block that was committed, parents before their children, without holes.
@@ -141,10 +120,10 @@ class SlotFiles:
             if first + place < self.num_slots
         ]
 
-    def _bucket(self, number: int) -> "_Bucket":
+    def _bucket(self, number: int) -> BucketFile:
         if number not in self._buckets:
             path = self._folder / f"bucket-{number:06}.slots"
-            bucket = _Bucket(path, self)
+            bucket = self._file(path)
             try:
                 bucket.create(self._header)
             except OSError:
@@ -154,123 +133,17 @@ class SlotFiles:
             self._buckets[number] = bucket
         return self._buckets[number]
 
-    def _open(self, path: Path) -> "_Bucket | None":
-        bucket = _Bucket(path, self)
+    def _open(self, path: Path) -> BucketFile | None:
+        bucket = self._file(path)
         if bucket.load() == self._header:
             return bucket
         bucket.close()
         return None
 
-
-class _Bucket:
-    """One file. The table of contents is kept in memory and written page by page."""
-
-    def __init__(self, path: Path, owner: SlotFiles) -> None:
-        self._slot_bytes = owner.layout.slot_bytes
-        table = owner.bucket_slots * ENTRY_BYTES
-        self._table_bytes = -(-table // ALIGN_BYTES) * ALIGN_BYTES
-        self._table = mmap.mmap(-1, ALIGN_BYTES + self._table_bytes)  # aligned, header first
-        self._slots = owner.bucket_slots
-        self._on_disk: set[int] = set()  # places that the table on the device names
-        self._fd, owner.direct = _open_direct(path, owner.direct)
-
-    def create(self, header: bytes) -> None:
-        """Take the space and write header and empty table. Raises `OSError` when it is full."""
-        os.posix_fallocate(self._fd, 0, self._start(self._slots))
-        self._table[: len(header)] = header
-        self._put(0, len(self._table))
-        self.sync()
-
-    def load(self) -> bytes:
-        """Read header and table; returns the header's bytes."""
-        got = os.preadv(self._fd, [self._table], 0)
-        if got < len(self._table) or os.fstat(self._fd).st_size < self._start(self._slots):
-            return b""
-        self._on_disk = {place for place, *_ in self.entries()}
-        return bytes(self._table[: _HEADER.size])
-
-    def entries(self) -> Iterator[tuple[int, BlockHash, BlockHash, int]]:
-        """(place, hash, parent, position) of every entry that is whole."""
-        for place in range(self._slots):
-            at = self._at(place)
-            data = self._table[at : at + _ENTRY.size]
-            magic, position, block, parent, crc = _ENTRY.unpack(data)
-            if magic == _ENTRY_MAGIC and crc == zlib.crc32(data[:-4]):
-                yield place, block, parent if position else b"", position
-
-    def clear(self, places: Sequence[int]) -> None:
-        """Make sure that the device's table names none of ``places``."""
-        stale = [place for place in places if place in self._on_disk]
-        self.unname(stale)
-        self._write_pages(stale)
-
-    def name(self, blocks: dict[int, DiskBlock]) -> None:
-        """Commit: the device's table names ``blocks`` when this returns."""
-        for place, entry in blocks.items():
-            data = _ENTRY.pack(_ENTRY_MAGIC, entry.position, entry.block, entry.parent, 0)[:-4]
-            at = self._at(place)
-            self._table[at : at + _ENTRY.size] = data + zlib.crc32(data).to_bytes(4, "little")
-        self._on_disk.update(blocks)  # before the write: it may reach the disk and still fail
-        self._write_pages(list(blocks))
-
-    def unname(self, places: Iterable[int]) -> None:
-        """Clear entries in memory only."""
-        for place in places:
-            at = self._at(place)
-            self._table[at : at + ENTRY_BYTES] = bytes(ENTRY_BYTES)
-
-    def flush(self) -> None:
-        """Write the whole table."""
-        self._put(ALIGN_BYTES, self._table_bytes)
-        self.sync()
-
-    def write_slots(self, place: int, parts: Sequence[memoryview]) -> None:
-        """Slots side by side in one vectored write."""
-        offset, size = self._start(place), self._slot_bytes * len(parts)
-        if (done := os.pwritev(self._fd, parts, offset)) != size:
-            raise OSError(errno.EIO, f"wrote {done} of {size} bytes at {offset}")
-
-    def read_slot(self, place: int, target: memoryview) -> None:
-        done = os.preadv(self._fd, [target], self._start(place))
-        if done != self._slot_bytes:
-            raise OSError(errno.EIO, f"read {done} of {self._slot_bytes} bytes of a slot")
-
-    def sync(self) -> None:
-        os.fdatasync(self._fd)
-
-    def close(self) -> None:
-        os.close(self._fd)
-
-    def _write_pages(self, places: Sequence[int]) -> None:
-        pages = {self._at(place) // ALIGN_BYTES for place in places}
-        for page in pages:
-            self._put(page * ALIGN_BYTES, ALIGN_BYTES)
-        if pages:
-            self.sync()
-            named = {p for p in self._on_disk if self._at(p) // ALIGN_BYTES in pages}
-            self._on_disk -= {p for p in named if self._table[self._at(p)] == 0}
-
-    def _put(self, at: int, length: int) -> None:
-        view = memoryview(self._table)[at : at + length]
-        if os.pwritev(self._fd, [view], at) != length:
-            raise OSError(errno.EIO, "table of contents not written whole")
-
-    def _at(self, place: int) -> int:
-        return ALIGN_BYTES + place * ENTRY_BYTES
-
-    def _start(self, place: int) -> int:
-        return ALIGN_BYTES + self._table_bytes + place * self._slot_bytes
-
-
-def _open_direct(path: Path, direct: bool) -> tuple[int, bool]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-    if direct:
-        try:
-            return os.open(path, flags | os.O_DIRECT, 0o600), True
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-    return os.open(path, flags, 0o600), False
+    def _file(self, path: Path) -> BucketFile:
+        bucket = BucketFile(path, self.layout.slot_bytes, self.bucket_slots, direct=self.direct)
+        self.direct = bucket.direct
+        return bucket
 
 
 def _runs(

@@ -79,6 +79,7 @@ class Leased(
 
     ``lease`` is 0 when there is none of them, or ``along`` is the slots themselves: nothing to
     release. ``queued_bytes`` are those that other leases still promise: how busy the source is.
+    ``read_s`` is how long the question waited for blocks that were not in memory.
     """
 
     lease: Count
@@ -86,6 +87,7 @@ class Leased(
     seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)]
     queued_bytes: Count = 0
     along: Annotated[bytes, msgspec.Meta(max_length=MAX_ALONG_BYTES)] = b""
+    read_s: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 0.0
 
 
 class Released(

@@ -31,6 +31,7 @@ class Read:
     lanes: str = ""
     blocks: int = 0  # read and proved
     queued_bytes: int = 0  # that the source had promised to others when it was asked
+    read_s: float = 0.0  # that the source read from its disk before it granted the lease
     failed: list[Work] = field(default_factory=list)
     spoiled: BlockHash = b""
 
@@ -53,13 +54,17 @@ class Read:
 
 
 def learn(paths: Paths, read: Read, slot_bytes: int) -> None:
-    """What a read that brought blocks, and came to a good end, says of its path."""
+    """What a read that brought blocks, and came to a good end, says of its path.
+
+    That the source had to read them first says nothing of the path: the source tells what that
+    takes.
+    """
     paths.proved(read.link, read.contact, read.node, read.lanes)
     paths.estimates.observe(
         read.node,
         read.link,
         size_bytes=read.blocks * slot_bytes,
         transfer_s=read.ended - read.leased,
-        setup_s=read.leased - read.started,
+        setup_s=max(0.0, read.leased - read.started - read.read_s),
         queued_bytes=read.queued_bytes,
     )

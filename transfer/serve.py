@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from msgspec import structs
+
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
     CorruptBlock,
@@ -99,6 +101,7 @@ class BlockServer:
         self._on_corrupt = on_corrupt
         self._bring = bring
         max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
+        self._clock = clock
         self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
         self.replication: Replication | None = None  # set by who replicates this pool
 
@@ -116,9 +119,11 @@ class BlockServer:
             if isinstance(asked, Lease):
                 self._check_same(asked)
                 hashes = split_hashes(asked.hashes)
+                began_s = self._clock()
                 if self._bring is not None:
                     await self._bring(hashes, BRING_SHARE * asked.budget_s)
-                reply = self._lease(caller, asked, hashes)
+                read_s = self._clock() - began_s
+                reply = structs.replace(self._lease(caller, asked, hashes), read_s=read_s)
             elif isinstance(asked, Join):
                 reply = self._join(caller, asked)
             else:

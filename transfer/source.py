@@ -73,7 +73,7 @@ class Reader:
             peer, leased = await self._lease(read)
             read.leased = time.monotonic()
             read.node, read.lanes = peer.node, peer.lanes
-            read.queued_bytes = leased.queued_bytes
+            read.queued_bytes, read.read_s = leased.queued_bytes, leased.read_s
             try:
                 if leased.along:
                     await self._unpack_all(read, leased, assembly)

@@ -21,7 +21,7 @@ import xxhash
 from prefixfleet.store.errors import PeerRefused, ProtocolError
 from prefixfleet.transfer.link import MAX_MESSAGE_BYTES, Range
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 HEADER = struct.Struct("<2sBBIQQ40x")
 MAX_HANDSHAKE_BYTES = 1024
 MAX_WELCOME_BYTES = 64 * 1024

@@ -35,6 +35,7 @@ from redis_servers import new_fleet, running_server
 CASES = (("plain", 64), ("stream", 64), ("pace_20", 1), ("pace_20", 64), ("pace_100", 1_000))
 PYTHON = ("python",)
 RUST = ("vllm-router", "sglang-router")
+BARE = ("bare",)  # what a proxy in Python costs that does nothing at all
 HOW = "pip install 'prefixfleet[bench]'"
 Figures = dict[str, float]
 
@@ -68,6 +69,7 @@ def summary(proxies: dict[str, dict[str, Figures]]) -> dict[str, float | None]:
         "plain_over_python_proxy": _over_best(plain, PYTHON),
         "rps_over_best_rust": _over_best(streams, RUST),
         "plain_over_best_rust": _over_best(plain, RUST),
+        "plain_over_bare_proxy": _over_best(plain, BARE),
         "added_p50_ms": _added(few, "first_p50_ms"),
         "added_p99_ms": _added(few, "first_p99_ms"),
         "added_p50_ms_at_64": _added(some, "first_p50_ms"),
@@ -98,6 +100,7 @@ def measure_proxies(
         proxies: dict[str, Proxy | None] = {
             "direct": None,
             "ours": stack.enter_context(ours(urls, model, server.url, new_fleet(), work)),
+            "bare": stack.enter_context(python_proxy(urls, "bench_bare_proxy.py")),
         }
         if all(map(find_spec, ("fastapi", "httpx", "uvicorn"))):
             proxies["python"] = stack.enter_context(python_proxy(urls))

@@ -25,12 +25,26 @@ from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.registry import WorkerRegistry
 
 TTL_S = 3.0
+TOKEN_TEXT, TOKEN_S = 8, 0.04  # letters of a token, and seconds between two
+
+
+async def stream_slowly(request: web.Request, text: str) -> web.StreamResponse:
+    """The answer as it is generated: a fault finds it half said."""
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    for start in range(0, len(text), TOKEN_TEXT):
+        part = {"choices": [{"index": 0, "text": text[start : start + TOKEN_TEXT]}]}
+        await response.write(b"data: " + msgspec.json.encode(part) + b"\n\n")
+        await asyncio.sleep(TOKEN_S)
+    await response.write(b"data: [DONE]\n\n")
+    await response.write_eof()
+    return response
 
 
 def answering(cache: Cache) -> Behaviour:
     async def behave(
         engine: FakeEngine, request: web.Request, asked: dict[str, Any]
-    ) -> web.Response:
+    ) -> web.StreamResponse:
         engine.seen.clear()  # nobody reads them here, and a soak is long
         engine.seen_headers.clear()
         read = READERS[request.path]
@@ -40,6 +54,8 @@ def answering(cache: Cache) -> Behaviour:
         name = plan["request"] if plan else request.headers["X-Request-Id"]
         async with cache.prefilled(name, chain, plan) as (kv, outcome):
             text = answer_of(kv, ids)
+            if asked.get("stream"):
+                return await stream_slowly(request, text)
         return web.json_response(
             {
                 "id": "x",

@@ -1,7 +1,7 @@
 """A node daemon of a chaos run, as a process: the real one, reached by its peers through a proxy.
 
-Usage: node.py FOLDER PROXY_PORT; settings from the environment. Prints one line of JSON when it is
-up. On SIGUSR1 it proves its own books and writes what it found to FOLDER/NAME.check.
+Usage: node.py FOLDER PROXY_PORT SKEW_FILE; settings from the environment. Prints one line of JSON
+when it is up. On SIGUSR1 it proves its own books and writes what it found to FOLDER/NAME.check.
 """
 
 import asyncio
@@ -11,6 +11,13 @@ import signal
 import sys
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+
+from skewed_clock import install
+
+if __name__ == "__main__":
+    install(Path(sys.argv[3]))  # before anything keeps the true clock
 
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node import NodeDaemon

@@ -1,7 +1,7 @@
 """What a chaos run blames for an error."""
 
-from chaos_faults import Done, Fault
-from chaos_oracle import Ended
+from chaos_client import STREAM_CUT, Ended
+from chaos_plan import Done, Fault
 from chaos_verdict import GRACE_S, recoveries, spread
 
 
@@ -30,6 +30,19 @@ def test_an_error_long_after_a_fault_or_before_it_has_no_cause():
 
 def test_nothing_excuses_a_wrong_answer_or_a_hung_request():
     bad = [error(1, 2, "wrong"), error(1, 2, "hung")]
+
+    assert recoveries([fault(0, 3)], bad)[1] == bad
+
+
+def test_a_broken_stream_needs_a_fault_that_breaks_streams():
+    cut = error(1, 2, STREAM_CUT)
+
+    assert recoveries([fault(0, 3, "freeze engine")], [cut])[1] == [cut]
+    assert recoveries([fault(0, 3, "kill router")], [cut])[1] == []
+
+
+def test_an_error_that_says_nothing_is_never_excused():
+    bad = [error(1, 2, "unclear: 502 without an error object")]
 
     assert recoveries([fault(0, 3)], bad)[1] == bad
 

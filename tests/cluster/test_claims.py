@@ -7,6 +7,7 @@ import pytest
 from eventually import until
 
 from prefixfleet.cluster.claims import Claims
+from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.store.errors import Overloaded
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
@@ -33,7 +34,7 @@ class World:
         self.go = asyncio.Event()
         self.fetches = 0
         self.failure = ""
-        self.claims = Claims(self.pool, self.bring, self.fetch, clock=time.monotonic)
+        self.claims = Claims(self.pool, self.bring, self.fetch, HitTimes(), clock=time.monotonic)
 
     async def bring(self, chain, deadline):
         """No other tier here."""

@@ -46,6 +46,17 @@ def test_what_an_engine_counts_is_exported(start, exported):
     assert set(rig.counts) <= set(COUNTERS)
 
 
+def test_what_copying_takes_is_told_to_the_node(start, daemons):
+    prompt = prompt_of(4 * BLOCK + 1)
+    answer(start(), "a", prompt)
+    rig = start()
+    answer(rig, "b", prompt)
+    daemons.wait_unused()
+
+    hits = daemons.ask("a", lambda daemon: daemon.snapshot()["hits"])
+    assert hits["copy_s"] == pytest.approx(rig.counts["load_seconds"] / 4)
+
+
 def test_counts_of_several_steps_add_up_for_the_log():
     total = ConnectorStats({"loaded_blocks": 2}).aggregate(
         ConnectorStats({"loaded_blocks": 1, "failed_loads": 1})

@@ -9,7 +9,8 @@ from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, seal
 from prefixfleet.store.slot_files import SlotFiles
-from prefixfleet.store.ssd import SsdTier, WearBudget
+from prefixfleet.store.ssd import SsdTier
+from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)

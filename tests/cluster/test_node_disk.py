@@ -90,6 +90,35 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
         assert disk(daemon)["promoted_blocks"] > 0
 
 
+async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take_longer(
+    index, settings
+):
+    chains = [fresh_chain(60) for _ in range(5)]
+    big = settings("b", pool_bytes=8 * POOL_SLOTS * SLOT_BYTES, ssd_path=None)
+    async with (
+        running_node(index, settings()) as small,
+        running_node(index, big) as roomy,
+        PlainEngine.connected(small.settings.socket_path) as from_disk,
+        PlainEngine.connected(roomy.settings.socket_path) as from_memory,
+    ):
+        for engine in (from_disk, from_memory):
+            for chain in chains:
+                await engine.put(chain)
+                await until(lambda: idle(small))
+        for number, chain in enumerate(chains):
+            for engine in (from_disk, from_memory):
+                assert await check(engine, chain, f"r{number}") == 60
+                await engine.ask("release", request=f"r{number}", copied=60, copy_s=0.6)
+
+        async def published():
+            found = {m.node: r.stats["hits"] for m, r in await index.members()}
+            return all(hits["copy_s"] == 0.01 for hits in found.values()) and found
+
+        hits = await until(published)
+        assert hits["a"]["read_s"] > hits["b"]["read_s"]
+        assert hits["a"]["block_s"] == hits["a"]["read_s"] + 0.01
+
+
 async def test_a_restart_brings_the_disk_back_under_the_new_epoch(index, settings):
     chains = [fresh_chain(60) for _ in range(3)]
     async with (
@@ -149,6 +178,7 @@ async def test_a_peer_pulls_what_lies_on_disk(index, settings):
         answer = await engine.prepare(chains[0], plan)
 
         assert (answer["blocks"], answer["pulled"]) == (60, 60)
+        assert source.snapshot()["hits"]["read_s"] > 0
         for block, slot in zip(chains[0], answer["slots"], strict=True):
             assert engine.payload(slot, block) == payload_of(block)
 

@@ -10,9 +10,10 @@ from pathlib import Path
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import SlotLayout, seal, verify
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+from prefixfleet.store.slot_files import SlotFiles
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=3000)

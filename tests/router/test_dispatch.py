@@ -9,7 +9,7 @@ from indexes import chain_of
 from upstreams import NAMESPACE
 
 from prefixfleet.router.book import Book
-from prefixfleet.router.candidates import MAX_SOURCES
+from prefixfleet.router.candidates import MAX_BLOCK_S, MAX_SOURCES, read_block_s
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed
 from prefixfleet.router.policy import choose
@@ -54,7 +54,8 @@ def dispatcher(seen):
         view.apply(IndexEvent("join", member))
         view.apply(IndexEvent("publish", member, tuple(CHAIN[: number + 1])))
     links = {"n19": {"bytes_per_s": 5.0, "setup_s": 0.25}}
-    records = {"n5": NodeRecord(node="n5", host="h", stats={"links": links})}
+    stats = {"links": links, "hits": {"block_s": 0.5}}
+    records = {"n5": NodeRecord(node="n5", host="h", stats=stats)}
 
     def policy(tokens, candidates, draw):
         seen.update({candidate.node: candidate for candidate in candidates})
@@ -93,6 +94,46 @@ def test_a_node_is_no_source_for_itself_and_its_own_link_speeds_count(dispatcher
     assert links["n18"] == UNMEASURED
     assert "n19" not in {source.node for source in seen["n19"].sources}
     assert seen["n19"].hit_blocks == HOLDERS
+
+
+def test_what_a_node_has_learned_of_its_blocks_counts_for_it_and_for_who_pulls_from_it(
+    dispatcher, seen
+):
+    dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN}, [worker_on("n5"), worker_on("n18")])
+
+    assert (seen["n5"].block_s, seen["n18"].block_s) == (0.5, 0.0)
+    sources = {source.node: source.block_s for source in seen["n18"].sources}
+    assert (sources["n5"], sources["n19"]) == (0.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    "hits", [None, [], {}, {"block_s": "1"}, {"block_s": -1.0}, {"block_s": float("nan")}]
+)
+def test_a_record_that_says_nothing_sensible_of_its_blocks_is_as_one_without(hits):
+    assert read_block_s(NodeRecord(node="n", host="h", stats={"hits": hits})) == 0.0
+
+
+def test_no_record_makes_a_node_infinitely_slow():
+    stats = {"hits": {"block_s": float("inf")}}
+
+    assert read_block_s(NodeRecord(node="n", host="h", stats=stats)) == MAX_BLOCK_S
+
+
+def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
+    worker = worker_on("n5")
+    prompt, chains = Prompt(tokens=1_000), {KIND: CHAIN[:4]}
+    decision = dispatcher.decide(prompt, chains, [worker])
+    sent = dispatcher.bind("r", decision, chains, [worker])
+    charge = dispatcher.book.charge(worker.name, tokens=1, sequences=1, expected_s=1.0)
+    charge.first_byte(charge.started_s + decision.load_s + decision.prefill_s)
+
+    before = dispatcher.prefill_model(worker)
+    dispatcher.learn(sent, prompt, charge)
+
+    assert decision.load_s == 2.0  # four blocks
+    after = dispatcher.prefill_model(worker)
+    assert after.samples == 1
+    assert after.coefficients == pytest.approx(before.coefficients)
 
 
 def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):

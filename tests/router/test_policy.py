@@ -84,6 +84,46 @@ def test_a_pull_beyond_what_the_engine_holds_starts_where_the_node_ends():
     assert decision.pull_s == pull_seconds(50 * IDLE.block_bytes, FAST)
 
 
+def test_of_nodes_that_hold_as_much_the_one_whose_blocks_load_faster_wins():
+    slow = replace(IDLE, hit_blocks=60, block_s=0.001)
+    fast = replace(IDLE, worker="b", node="node-b", hit_blocks=60, block_s=0.0001)
+
+    for candidates in ([slow, fast], [fast, slow]):
+        decision = choose(1_000, candidates, first)
+        assert (decision.worker, decision.load_s) == ("b", pytest.approx(0.006))
+
+
+def test_what_the_engine_holds_itself_need_not_be_loaded():
+    decision = best_for(1_000, replace(IDLE, hit_blocks=60, own_blocks=50, block_s=0.001))
+
+    assert decision.load_s == pytest.approx(0.010)
+
+
+def test_of_sources_that_hold_as_much_the_one_whose_blocks_are_read_faster_is_pulled_from():
+    slow, fast = source(60, node="slow"), source(60, node="fast")
+    slow, fast = replace(slow, block_s=0.001), replace(fast, block_s=0.0001)
+
+    decision = best_for(1_000, replace(IDLE, sources=[slow, fast]))
+
+    assert decision.source == fast
+    assert decision.pull_s == pytest.approx(0.006 + pull_seconds(60 * IDLE.block_bytes, FAST))
+
+
+def test_blocks_that_take_longer_to_read_than_to_compute_are_not_pulled():
+    decision = best_for(1_000, replace(IDLE, sources=[replace(source(60), block_s=1.0)]))
+
+    assert decision.source is None
+
+
+def test_a_pull_waits_for_what_the_node_itself_must_load_first():
+    candidate = replace(IDLE, hit_blocks=10, block_s=0.01, sources=[source(60)])
+
+    decision = best_for(1_000, candidate)
+
+    assert decision.pull_blocks == 50
+    assert decision.total_s == decision.load_s + decision.pull_s + decision.prefill_s
+
+
 def test_a_slow_link_is_not_used():
     decision = best_for(1_000, replace(IDLE, sources=[source(60, SLOW)]))
 
@@ -146,8 +186,12 @@ def test_equal_workers_are_drawn_at_random():
     queued=st.integers(0, 5_000),
     speed=st.floats(1e3, 1e8),
     c2=st.floats(0, 5),
+    block_s=st.floats(0, 0.01),
+    there_s=st.floats(0, 0.01),
 )
-def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, speed, c2):
+def test_no_other_number_of_blocks_would_be_better(
+    hit, held, tokens, queued, speed, c2, block_s, there_s
+):
     model = dataclasses.replace(first_guess(1_000), coefficients=(0.01, 1.0, c2))
     link = LinkSpeed(bytes_per_s=speed, setup_s=0.01)
     candidate = replace(
@@ -156,7 +200,8 @@ def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, sp
         hit_blocks=hit,
         queued_tokens=queued,
         queued_requests=int(queued > 0),
-        sources=[source(held, link)],
+        block_s=block_s,
+        sources=[replace(source(held, link), block_s=there_s)],
     )
     usable = (tokens - 1) // BLOCK_TOKENS
     hit = min(hit, usable)
@@ -164,17 +209,18 @@ def test_no_other_number_of_blocks_would_be_better(hit, held, tokens, queued, sp
     decision = best_for(tokens, candidate)
 
     others = [
-        total_s(model, decision.queue_s, tokens, hit, pulled, link)
+        total_s(model, decision.queue_s, tokens, hit, pulled, link, block_s, there_s)
         for pulled in range(max(0, min(held, usable) - hit) + 1)
     ]
     # The best real number may lie between two blocks: allow the step of one block
-    step = pull_seconds(IDLE.block_bytes, dataclasses.replace(link, setup_s=0.0))
+    step = pull_seconds(IDLE.block_bytes, dataclasses.replace(link, setup_s=0.0)) + there_s
     assert decision.total_s <= min(others) + step + 1e-9
 
 
-def total_s(model: PrefillModel, queue_s, tokens, hit, pulled, link):
-    pull_s = pull_seconds(pulled * IDLE.block_bytes, link)
-    return max(queue_s, pull_s) + model.seconds(tokens, (hit + pulled) * BLOCK_TOKENS)
+def total_s(model: PrefillModel, queue_s, tokens, hit, pulled, link, block_s, there_s):
+    pull_s = pull_seconds(pulled * IDLE.block_bytes, link) + pulled * there_s
+    ready_s = max(queue_s, hit * block_s + pull_s)
+    return ready_s + model.seconds(tokens, (hit + pulled) * BLOCK_TOKENS)
 
 
 SHARED = (source(40), source(90, SLOW, "n0"), source(30, FAST, "n1"))
@@ -196,6 +242,7 @@ def fleets(draw):
             queued_tokens=0,
             queued_requests=0,
             busy_s=draw(st.sampled_from(waits) | st.floats(0, 5)),
+            block_s=draw(st.sampled_from([0.0, 0.0, 0.002])),
             prefill=draw(st.sampled_from(MODELS)),
             block_tokens=draw(st.sampled_from([16, 16, 32])),
             block_bytes=draw(st.sampled_from([1_000, 10_000_000])),

@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 
 from prefixfleet.router import assumed
 from prefixfleet.router.assumed import ASSUMED_S
-from prefixfleet.router.view import INHERIT_S, LOAD_STEP_BLOCKS, SUSPECT_S, View
+from prefixfleet.router.view import (
+    INHERIT_S,
+    LOAD_STEP_BLOCKS,
+    REPUBLISH_S,
+    SETTLE_S,
+    SUSPECT_S,
+    View,
+)
 from prefixfleet.store.index import FIELD_BYTES, IndexEvent, Membership, Snapshot
 
 A, B, C = Membership("a", 1, 0), Membership("b", 2, 1), Membership("c", 3, 70)
@@ -179,9 +186,55 @@ def test_after_the_index_lost_its_memory_every_node_is_believed_until_it_has_pub
 
     clock.now += INHERIT_S
 
+    assert view.leading(chain(10)) == {"a": 10}  # it has joined, and has not published all yet
+    view.settle(again)
+    clock.now += SETTLE_S
     assert view.leading(chain(10)) == {"a": 2}
     view.forget([again])
     assert view.leading(chain(10)) == {}
+
+
+def test_who_never_says_that_it_has_published_all_is_not_believed_for_ever(view, clock):
+    publish(view, A, chain(10))
+    again = Membership("a", 900, B.slot)
+    list(load(view, (again,), {}))
+    clock.now += REPUBLISH_S - 1
+    assert view.leading(chain(10)) == {"a": 10}
+
+    clock.now += 1
+
+    assert view.leading(chain(10)) == {}
+    assert len(view) == 0
+
+
+def test_what_a_node_withdraws_before_it_has_published_all_is_believed_no_more(view):
+    publish(view, A, chain(10))
+    again = Membership("a", 900, B.slot)
+    list(load(view, (again,), {}))
+    view.apply(IndexEvent("publish", again, tuple(chain(10))))
+
+    view.apply(IndexEvent("withdraw", again, tuple(chain(10)[4:])))
+
+    assert view.leading(chain(10)) == {"a": 4}
+
+
+def test_an_index_that_loses_its_memory_twice_leaves_what_the_first_life_had(view, clock):
+    publish(view, A, chain(10))
+    list(load(view, (), {}))
+    again = Membership("a", 900, B.slot)
+    view.apply(IndexEvent("join", again))
+    publish(view, again, chain(2))
+
+    list(load(view, (), {}))
+    third = Membership("a", 901, A.slot)
+    view.apply(IndexEvent("join", third))
+
+    assert view.leading(chain(10)) == {"a": 10}
+    view.settle(again)  # of a life that is over: says nothing
+    view.settle(third)
+    clock.now += SETTLE_S
+    assert view.leading(chain(10)) == {}
+    assert len(view) == 0
 
 
 def test_a_node_that_restarts_is_not_believed(view):

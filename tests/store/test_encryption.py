@@ -6,12 +6,14 @@ import random
 import pytest
 
 from prefixfleet.store import slot_files
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.encryption import EncryptedSlotFiles, open_slot_files, read_key
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
-from prefixfleet.store.ssd import DiskWrite, SsdTier, WearBudget
+from prefixfleet.store.slot_files import SlotFiles
+from prefixfleet.store.ssd import DiskWrite, SsdTier
+from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=5000, shards=2)

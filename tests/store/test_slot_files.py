@@ -10,9 +10,10 @@ from itertools import pairwise
 
 import pytest
 
+from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import ALIGN_BYTES, SlotLayout, seal, verify
-from prefixfleet.store.slot_files import DiskBlock, SlotFiles
+from prefixfleet.store.slot_files import SlotFiles
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=5000)

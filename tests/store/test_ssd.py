@@ -9,7 +9,8 @@ import pytest
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
-from prefixfleet.store.ssd import DAY_S, RETRY_S, DiskWrite, SsdTier, WearBudget
+from prefixfleet.store.ssd import RETRY_S, DiskWrite, SsdTier
+from prefixfleet.store.wear import DAY_S, WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)

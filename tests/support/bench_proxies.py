@@ -133,10 +133,10 @@ async def announce_workers(
 
 
 @contextmanager
-def python_proxy(urls: list[str]) -> Iterator[Proxy]:
-    """FastAPI and httpx."""
+def python_proxy(urls: list[str], script: str = "bench_python_proxy.py") -> Iterator[Proxy]:
+    """A proxy in Python: by default FastAPI and httpx."""
     port = _free_port()
-    command = [sys.executable, str(HERE / "bench_python_proxy.py"), str(port), *urls]
+    command = [sys.executable, str(HERE / script), str(port), *urls]
     with process(command, CORES[0]) as child:
         url = f"http://127.0.0.1:{port}"
         _wait_until_healthy(url, child)

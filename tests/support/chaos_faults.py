@@ -1,108 +1,109 @@
-"""What goes wrong in a chaos run: a seeded plan (pure), and the hand that does it."""
+"""The hand that does what a plan of a chaos run says; see `chaos_plan`."""
 
 import asyncio
 import contextlib
 import os
 import random
+import resource
 import signal
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
+from pathlib import Path
 
 from chaos_fleet import ChaosFleet
+from chaos_plan import Fault, Spared
+from skewed_clock import set_skew
 
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.redis_functions import RedisFunctions
 
-KINDS = (
-    "kill node", "kill engine", "kill router", "restart redis empty",
-    "freeze node", "freeze engine", "freeze router", "freeze redis",
-    "cut peer", "freeze peer", "slow peer", "cut redis", "freeze redis link",
-    "cut http", "freeze http", "spoil pool", "drop events", "repeat event",
-)  # fmt: skip
-CLIENTS_NOTICE = {"kill engine", "kill router", "freeze engine", "freeze router", "cut http"}
-"""Faults during which a client may be refused: its own router is gone, or every engine is."""
 SLOW_BYTES_PER_S = 200_000.0
 SPOILED_BYTES = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """``kind`` happens to ``target`` for ``seconds``; the next fault follows ``pause_s`` later."""
-
-    kind: str
-    target: str
-    seconds: float
-    pause_s: float
-
-
-@dataclass
-class Done:
-    """A fault that was done, in the run's seconds."""
-
-    fault: Fault
-    began_s: float
-    ended_s: float = field(default=float("inf"))
-
-
-def plan(seed: int, nodes: list[str], routers: list[str]) -> Iterator[Fault]:
-    """Faults without end; the same for the same seed. Every kind comes once in each round."""
-    dice = random.Random(seed)
-    while True:
-        kinds = list(KINDS)
-        dice.shuffle(kinds)
-        for kind in kinds:
-            node = dice.choice(nodes)
-            who = {"engine": f"e{node[1:]}", "router": dice.choice(routers), "node": node}
-            thing = kind.split()[1]
-            target = who.get(thing, node)
-            if thing == "redis" and kind in ("cut redis", "freeze redis link"):
-                target = dice.choice([node, who["router"]])
-            yield Fault(kind, target, dice.uniform(0.2, 2.5), dice.uniform(0.05, 0.6))
+SKEW_S = 7 * 86_400.0
 
 
 class Hand:
-    """Does faults, several at once where they do not concern the same target."""
+    """Does faults, several at once where they do not concern the same thing of a member."""
 
-    def __init__(self, fleet: ChaosFleet, seed: int) -> None:
+    def __init__(self, fleet: ChaosFleet, seed: int, spared: Spared) -> None:
         self._fleet = fleet
         self._dice = random.Random(seed + 1)
         self._locks: dict[str, asyncio.Lock] = {}
+        self._suffering: Counter[str] = Counter()
+        self.spared = spared
 
-    async def do(self, fault: Fault) -> None:
-        """From its beginning to its end. One at a time for each target."""
-        verb = fault.kind.split()[0]
-        async with self._lock_of(fault):
-            match fault.kind:
-                case "kill node" | "kill engine" | "kill router":
-                    process = self._fleet.processes[fault.target]
-                    await process.kill()
-                    await asyncio.sleep(fault.seconds)
-                    await process.start()
-                    await self._fleet.until_up(fault.target)
-                case "freeze node" | "freeze engine" | "freeze router":
-                    await self._freeze(fault)
-                case "restart redis empty":
-                    self._fleet.restart_redis()
-                case "freeze redis":
-                    await self._freeze_redis(fault.seconds)
-                case "spoil pool":
-                    self._spoil(fault.target)
-                case "drop events" | "repeat event":
-                    with contextlib.suppress(IndexUnavailable):  # it was just restarted
-                        await self._change_events(verb)
-                case _:
-                    await self._harm_link(fault)
+    @property
+    def hurt(self) -> set[str]:
+        """Members that suffer now, or are not back yet."""
+        return {member for member, faults in self._suffering.items() if faults}
+
+    def aimed(self, fault: Fault) -> Fault:
+        """The fault, at somebody who is not spared."""
+        return replace(fault, member=self.spared.instead_of(fault.member))
 
     def is_busy(self, fault: Fault) -> bool:
         """Whether its target still suffers from another one."""
         return self._lock_of(fault).locked()
 
+    async def do(self, fault: Fault) -> None:
+        """From its beginning to its end. One at a time for each thing of a member."""
+        with self._suffers(fault.member):
+            async with self._lock_of(fault):
+                await self._do(fault)
+
+    async def _do(self, fault: Fault) -> None:
+        verb, thing = fault.kind.split()[:2]
+        match fault.kind:
+            case "kill node" | "kill engine" | "kill router":
+                await self._kill(fault)
+            case "freeze node" | "freeze engine" | "freeze router":
+                await self._freeze(fault)
+            case "restart redis empty":
+                self._fleet.restart_redis()
+            case "freeze redis":
+                await self._freeze_redis(fault.seconds)
+            case "skew clock":
+                await self._skew(fault)
+            case "spoil pool":
+                self._spoil([self._fleet.pool_file(fault.member)])
+            case "spoil disk":
+                self._spoil(self._fleet.disk_files(fault.member))
+            case "fill disk":
+                await self._fill_disk(fault)
+            case "drop events" | "repeat event":
+                with contextlib.suppress(IndexUnavailable):  # it was just restarted
+                    await self._change_events(verb)
+            case _:
+                await self._harm_link(verb, thing, fault)
+
+    @contextlib.contextmanager
+    def _suffers(self, member: str) -> Iterator[None]:
+        assert member not in self.spared.now.values(), member
+        self._suffering[member] += 1
+        try:
+            yield
+        finally:
+            self._suffering[member] -= 1
+
     def _lock_of(self, fault: Fault) -> asyncio.Lock:
         thing = fault.kind.split()[1]
-        return self._locks.setdefault(f"{thing} {fault.target}", asyncio.Lock())
+        return self._locks.setdefault(f"{thing} {fault.member}", asyncio.Lock())
+
+    def _process_of(self, fault: Fault) -> str:
+        is_engine = fault.kind.split()[1] == "engine"
+        return self._fleet.engine_of(fault.member) if is_engine else fault.member
+
+    async def _kill(self, fault: Fault) -> None:
+        name = self._process_of(fault)
+        process = self._fleet.processes[name]
+        await process.kill()
+        await asyncio.sleep(fault.seconds)
+        await process.start()
+        await self._fleet.until_up(name)
 
     async def _freeze(self, fault: Fault) -> None:
-        process = self._fleet.processes[fault.target]
+        process = self._fleet.processes[self._process_of(fault)]
         process.send_all(signal.SIGSTOP)
         try:
             await asyncio.sleep(fault.seconds)
@@ -118,9 +119,26 @@ class Hand:
             if self._fleet.redis.pid == pid:
                 os.kill(pid, signal.SIGCONT)
 
-    async def _harm_link(self, fault: Fault) -> None:
-        verb, thing = fault.kind.split()[:2]
-        name = f"e{fault.target[1:]}" if thing == "http" else fault.target
+    async def _skew(self, fault: Fault) -> None:
+        path = self._fleet.skew_file(fault.member)
+        set_skew(path, self._dice.uniform(-SKEW_S, SKEW_S))
+        try:
+            await asyncio.sleep(fault.seconds)
+        finally:
+            set_skew(path, 0.0)
+
+    async def _fill_disk(self, fault: Fault) -> None:
+        """No file takes a byte more: neither the disk's, nor the log, nor a new one."""
+        pid = self._fleet.processes[fault.member].pid
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        with contextlib.suppress(ProcessLookupError):  # it was just killed
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, most))
+        await asyncio.sleep(fault.seconds)
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, most))
+
+    async def _harm_link(self, verb: str, thing: str, fault: Fault) -> None:
+        name = self._fleet.engine_of(fault.member) if thing == "http" else fault.member
         proxy = self._fleet.proxies[f"{thing}:{name}"]
         if verb == "slow":
             proxy.bytes_per_s = SLOW_BYTES_PER_S
@@ -131,16 +149,14 @@ class Hand:
         finally:
             proxy.heal()
 
-    def _spoil(self, node: str) -> None:
-        """Change bytes anywhere in the pool's memory: headers, payloads, padding."""
-        path = self._fleet.pool_file(node)
-        if not path.exists():
-            return
-        size = path.stat().st_size
-        with path.open("r+b") as file:
-            for _ in range(SPOILED_BYTES):
-                file.seek(self._dice.randrange(size))
-                file.write(self._dice.randbytes(1))
+    def _spoil(self, paths: list[Path]) -> None:
+        """Change bytes anywhere in the files: headers, tables, payloads, padding."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+                size = os.fstat(file.fileno()).st_size
+                for _ in range(SPOILED_BYTES if size else 0):
+                    file.seek(self._dice.randrange(size))
+                    file.write(self._dice.randbytes(1))
 
     async def _change_events(self, verb: str) -> None:
         """Take some of the latest events out of the stream, or say the last one once more."""

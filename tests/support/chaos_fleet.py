@@ -29,6 +29,7 @@ from prefixfleet.store.redis_server import RedisServer
 
 SCRIPTS = Path(__file__).parents[1] / "chaos"
 POOL_BYTES = 1 << 20
+DISK_BYTES, REAL_DISK_BYTES = 2 << 20, 128 << 20
 REAL_POOL_BYTES = 64 << 20  # 43 blocks of the demo's model: it evicts
 UP_S = 300.0  # of a machine that is busy with other things
 STOP_S = 30.0
@@ -103,6 +104,7 @@ class ChaosFleet:
         self.node_names = [f"n{i}" for i in range(nodes)]
         self.router_names = [f"r{i}" for i in range(routers)]
         self.real_names = [f"e{i}" for i in range(real)]
+        self.fast_names = [f"e{i}" for i in range(real, nodes)]
         self.processes: dict[str, Process] = {}
         self.proxies: dict[str, LinkProxy] = {}
         self.ports: dict[str, int] = {}
@@ -111,6 +113,7 @@ class ChaosFleet:
 
     async def open(self) -> None:
         (self.folder / "secret").write_bytes(SECRET)
+        (self.folder / "tmp").mkdir()
         self._model = write_model(self.folder / "model")
         self.redis = RedisServer.start(self.folder / "redis", password=self._password)
         self.redis_port = int(self.redis.url.rsplit(":", 1)[1].split("/")[0])
@@ -120,6 +123,19 @@ class ChaosFleet:
             await self._add_router(name)
         for process in self.processes.values():
             await process.start()
+
+    def groups(self) -> dict[str, list[str]]:
+        """Who stands in for whom, as `chaos_plan.Groups`: routers, and a model's hosts."""
+        real = len(self.real_names)
+        groups = {
+            "router": self.router_names,
+            "host real": self.node_names[:real],
+            "host": self.node_names[real:],
+        }
+        return {name: members for name, members in groups.items() if members}
+
+    def engine_of(self, node: str) -> str:
+        return f"e{node[1:]}"
 
     def router_urls(self) -> list[str]:
         return [f"http://127.0.0.1:{self.ports[name]}" for name in self.router_names]
@@ -168,6 +184,14 @@ class ChaosFleet:
     def pool_file(self, node: str) -> Path:
         return SHARED_MEMORY / f"{pool_prefix(self.folder)}{node}"
 
+    def disk_files(self, node: str) -> list[Path]:
+        """What a node has on its disk now."""
+        return [p for p in (self.folder / "disk" / node).rglob("*") if p.is_file()]
+
+    def skew_file(self, name: str) -> Path:
+        """How wrong the wall clock of a node or router is."""
+        return self.folder / f"{name}.skew"
+
     def segments(self) -> list[Path]:
         """Shared memory of all daemons."""
         return list(SHARED_MEMORY.glob(f"{pool_prefix(self.folder)}*"))
@@ -194,6 +218,7 @@ class ChaosFleet:
             held.close()
         left = [str(p) for p in self.segments()]
         left += [str(p) for p in self.folder.glob("*.sock")]
+        left += [str(p) for p in (self.folder / "tmp").rglob("*") if not p.is_dir()]
         logs = {p.name: p.read_text(errors="replace") for p in self.folder.glob("*.log")}
         faults = [name for name, text in logs.items() if "Traceback (most recent call" in text]
         if not (left or faults):
@@ -213,11 +238,15 @@ class ChaosFleet:
             "PREFIXFLEET_NODE_NAME": name,
             "PREFIXFLEET_NODE_RUNTIME_DIR": str(self.folder),
             "PREFIXFLEET_NODE_POOL_BYTES": str(POOL_BYTES),
+            "PREFIXFLEET_NODE_SSD_PATH": str(self.folder / "disk"),
+            "PREFIXFLEET_NODE_SSD_BYTES": str(DISK_BYTES),
         }
-        engine = f"e{name[1:]}"
+        engine = self.engine_of(name)
         if engine in self.real_names:
             environ["PREFIXFLEET_NODE_POOL_BYTES"] = str(REAL_POOL_BYTES)
-        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer)], environ)
+            environ["PREFIXFLEET_NODE_SSD_BYTES"] = str(REAL_DISK_BYTES)
+        skew = str(self.skew_file(name))
+        self._process(name, [str(SCRIPTS / "node.py"), str(self.folder), str(peer), skew], environ)
         port = self._port(engine)
         http = await self._proxy(f"http:{engine}", lambda: port)
         if engine in self.real_names:
@@ -257,7 +286,7 @@ class ChaosFleet:
     async def _add_router(self, name: str) -> None:
         redis = await self._redis_proxy(name)
         environ = self._environ(redis) | {"PREFIXFLEET_ROUTER_PORT": str(self._port(name))}
-        self._process(name, ["-m", "prefixfleet.router"], environ)
+        self._process(name, [str(SCRIPTS / "router.py"), str(self.skew_file(name))], environ)
 
     def _process(self, name: str, command: list[str], environ: dict[str, str]) -> None:
         self.processes[name] = Process(
@@ -269,6 +298,7 @@ class ChaosFleet:
             "PREFIXFLEET_FLEET": self.fleet,
             "PREFIXFLEET_REDIS_URL": self._redis_url(redis),
             "PREFIXFLEET_SECRET_FILE": str(self.folder / "secret"),
+            "TMPDIR": str(self.folder / "tmp"),
         }
 
     def _redis_url(self, port: int) -> str:

@@ -1,8 +1,9 @@
 """Clients of a chaos run, and the judge of what they got: every request ends, every answer is the
-cold one, and errors have a reason."""
+cold one, a stream that breaks says so, and errors have a reason."""
 
 import asyncio
 import itertools
+import json
 import random
 import time
 from collections import Counter, deque
@@ -10,22 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from chaos_client import (
+    OK,
+    STREAM_CUT,
+    STREAM_TOLD,
+    WRONG,
+    Reply,
+    Request,
+    ask,
+    replied,
+    reply_of,
+)
 from chaos_model import BLOCK_TOKENS, cold_answer
 
 DOCUMENTS, DOCUMENT_BLOCKS = 10, 16
 ANSWER_LIMIT_S = 60.0
-"""A request that takes longer hangs: no fault lasts longer than seconds."""
+"""A sending that takes longer hangs: no fault lasts longer than seconds."""
 RECENT = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """One request: when, at which router, and how it ended ("ok", "wrong", "hung" or an error)."""
-
-    began_s: float
-    ended_s: float
-    router: int
-    how: str
+STREAMED = 0.3
+"""Share of requests that ask for a stream."""
 
 
 @dataclass
@@ -34,7 +38,7 @@ class Oracle:
 
     urls: list[str]
     seed: int
-    ended: list[Ended] = field(default_factory=list)
+    ended: list[Request] = field(default_factory=list)
     recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=RECENT))
     details: list[str] = field(default_factory=list)
 
@@ -54,49 +58,69 @@ class Oracle:
         prompt = sum(p for _, p in self.recent)
         return sum(r for r, _ in self.recent) / prompt if prompt else 0.0
 
-    def from_router(self, first: int) -> list[str]:
-        """All routers, beginning with that one."""
-        return self.urls[first:] + self.urls[:first]
-
     def counts(self) -> Counter[str]:
-        return Counter(request.how for request in self.ended)
+        return Counter(request.official for request in self.ended)
 
     async def ask_for_ever(self, session: aiohttp.ClientSession) -> None:
         """One client."""
         number = next(self._numbers)
         dice = random.Random(self.seed * 1000 + number)
         while True:
-            router = dice.randrange(len(self.urls))
             prompt = list(dice.choice(self._documents)[: dice.randint(2, 16) * BLOCK_TOKENS])
             prompt += dice.choices(range(1, 900), k=dice.randint(1, 40))
-            began = self.now()
-            how = await self._ask(session, self.from_router(router), prompt)
-            self.ended.append(Ended(began, self.now(), router, how))
-            if how != "ok":
+            stream = dice.random() < STREAMED
+
+            def send(router: int, prompt: list[int] = prompt, stream: bool = stream) -> Any:
+                sending = self._send(session, self.urls[router], prompt, stream)
+                return replied(sending, ANSWER_LIMIT_S)
+
+            first = dice.randrange(len(self.urls))
+            request = await ask(send, len(self.urls), first, self.now, dice)
+            self.ended.append(request)
+            if request.official != OK:
+                self.note(f"{[(round(s.began_s, 1), s.how) for s in request.sent]}")
                 await asyncio.sleep(0.3)
 
-    async def _ask(self, session: aiohttp.ClientSession, urls: list[str], prompt: list[int]) -> str:
-        """The first router that listens is asked, as a load balancer before them does."""
+    async def _send(
+        self, session: aiohttp.ClientSession, url: str, prompt: list[int], stream: bool
+    ) -> Reply:
         body = {"model": "tiny", "prompt": prompt, "max_tokens": 4}
-        try:
-            async with asyncio.timeout(ANSWER_LIMIT_S):
-                async with await first_to_listen(session, urls, body) as response:
-                    answer = await response.json()
-        except TimeoutError:
-            return "hung"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"connection: {type(error).__name__}"
-        if response.status != 200:
-            refusal = answer.get("error", {})
-            self.note(f"{response.status} {refusal.get('message', answer)}")
-            return f"status {response.status} {refusal.get('code', '')}"
+        body |= {"stream": True} if stream else {}
+        async with session.post(f"{url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                return await refused(response)
+            if stream:
+                return await self._judge_stream(response, prompt)
+            return await self._judge(await response.json(), prompt)
+
+    async def _judge(self, answer: dict[str, Any], prompt: list[int]) -> Reply:
         if answer["choices"][0]["text"] != await asyncio.to_thread(cold_answer, prompt):
             self.note(f"WRONG: {len(prompt)} tokens, {answer['kv_transfer_params']}")
-            return "wrong"
+            return Reply(WRONG)
         outcome = answer["kv_transfer_params"]["prefixfleet"]
         reused = outcome["local_blocks"] + outcome["pulled_blocks"]
         self.recent.append((reused, outcome["prompt_blocks"]))
-        return "ok"
+        return Reply(OK)
+
+    async def _judge_stream(self, response: aiohttp.ClientResponse, prompt: list[int]) -> Reply:
+        """A stream has an end: ``[DONE]``, an error event, or a connection that breaks."""
+        text, done = "", False
+        try:
+            async for line in response.content:
+                data = line.removeprefix(b"data: ").strip()
+                if data == b"[DONE]":
+                    done = True
+                elif data:
+                    event = json.loads(data)
+                    if "error" in event:
+                        return Reply(STREAM_TOLD)
+                    text += event["choices"][0]["text"]
+        except (aiohttp.ClientError, OSError):
+            if not done:
+                return Reply(STREAM_CUT)
+        if not done:
+            return Reply("unclear: a stream ended as if it were whole")
+        return Reply(OK if text == await asyncio.to_thread(cold_answer, prompt) else WRONG)
 
     def note(self, detail: str) -> None:
         """Keep one line for the report, of the first few."""
@@ -104,13 +128,13 @@ class Oracle:
             self.details.append(f"{self.now():.1f} s: {detail:.300}")
 
 
-async def first_to_listen(
-    session: aiohttp.ClientSession, urls: list[str], body: dict[str, Any]
-) -> aiohttp.ClientResponse:
-    """The answer of the first router that takes the connection. Raises what the last one did."""
-    for url in urls[:-1]:
-        try:
-            return await session.post(f"{url}/v1/completions", json=body)
-        except aiohttp.ClientConnectorError:
-            continue
-    return await session.post(f"{urls[-1]}/v1/completions", json=body)
+async def refused(response: aiohttp.ClientResponse) -> Reply:
+    """An error answer, which must say what it is in OpenAI's shape."""
+    try:
+        error = json.loads(await response.read())["error"]
+        how = f"{response.status} {error['code']}"
+        assert error["message"]
+        assert error["type"]
+    except (ValueError, KeyError, TypeError, AssertionError):
+        return Reply(f"unclear: {response.status} without an error object")
+    return reply_of(response.status, response.headers, how)

@@ -5,11 +5,13 @@ broken, each under a salt that nobody shares; what comes later is held against t
 import asyncio
 import random
 import secrets
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
-from chaos_oracle import Ended, Oracle, first_to_listen
+from chaos_client import OK, WRONG, Reply, ask, replied
+from chaos_oracle import Oracle, refused
 
 from prefixfleet.cluster.engine_command import BLOCK_TOKENS
 
@@ -53,7 +55,11 @@ class RealClients:
                 tail = dice.choices(range(400, 4_000), k=TAIL_TOKENS)
                 prompt = document[: blocks * BLOCK_TOKENS] + tail
                 asked = {"cache_salt": secrets.token_hex(8), "logprobs": 2}
-                answer = await self._post(session, self.oracle.urls, prompt, COLD_S, **asked)
+                async with asyncio.timeout(COLD_S):
+                    async with self._post(
+                        session, self.oracle.urls[0], prompt, **asked
+                    ) as response:
+                        answer = await response.json()
                 self._cold[tuple(prompt)] = _cold(answer["choices"][0])
 
     async def ask_for_ever(self, session: aiohttp.ClientSession, number: int) -> None:
@@ -61,14 +67,19 @@ class RealClients:
         dice = random.Random(self.seed * 1_000 + number)
         prompts = list(self._cold)
         while True:
-            router = dice.randrange(len(self.oracle.urls))
-            prompt = dice.choice(prompts)
-            began = self.oracle.now()
-            how = await self._ask(session, self.oracle.from_router(router), prompt)
-            self.oracle.ended.append(Ended(began, self.oracle.now(), router, how))
+            prompt, urls = dice.choice(prompts), self.oracle.urls
+
+            def send(router: int, prompt: tuple[int, ...] = prompt) -> Any:
+                return replied(
+                    self._send(session, self.oracle.urls[router], prompt), ANSWER_LIMIT_S
+                )
+
+            request = await ask(send, len(urls), dice.randrange(len(urls)), self.oracle.now, dice)
+            self.oracle.ended.append(request)
             self.asked += 1
-            self.answered += how == "ok"
-            if how != "ok":
+            self.answered += request.official == OK
+            if request.official != OK:
+                self.oracle.note(f"real engine: {[s.how for s in request.sent]}")
                 await asyncio.sleep(0.5)
 
     def report(self) -> dict[str, Any]:
@@ -81,21 +92,13 @@ class RealClients:
             "reused": round(share, 3),
         }
 
-    async def _ask(
-        self, session: aiohttp.ClientSession, urls: list[str], prompt: tuple[int, ...]
-    ) -> str:
-        try:
-            answer = await self._post(session, urls, list(prompt), ANSWER_LIMIT_S)
-        except TimeoutError:
-            self.oracle.note(f"HUNG: {len(prompt)} tokens to a real engine")
-            return "hung"
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            return f"connection: {type(error).__name__}"
-        if "choices" not in answer:
-            refusal = answer.get("error", {})
-            self.oracle.note(f"real engine: {refusal.get('message', answer)}")
-            return f"status {refusal.get('code', '')}"
-        return self._judge(prompt, answer)
+    async def _send(
+        self, session: aiohttp.ClientSession, url: str, prompt: tuple[int, ...]
+    ) -> Reply:
+        async with self._post(session, url, list(prompt)) as response:
+            if response.status != 200:
+                return await refused(response)
+            return Reply(self._judge(prompt, await response.json()))
 
     def _judge(self, prompt: tuple[int, ...], answer: dict[str, Any]) -> str:
         cold, got = self._cold[prompt], answer["choices"][0]["token_ids"]
@@ -104,22 +107,17 @@ class RealClients:
             differ = [a != b for a, b in zip(got, cold.tokens, strict=False)]
             if len(got) == len(cold.tokens) and cold.leads[differ.index(True)] < TIE:
                 self.ties += 1
-                return "ok"
+                return OK
             self.oracle.note(f"WRONG: {got}, cold {cold}, {outcome}")
-            return "wrong"
+            return WRONG
         kinds = ("engine_blocks", "local_blocks", "pulled_blocks")
         self.reused += sum(outcome.get(kind, 0) for kind in kinds)
         self.blocks += outcome.get("prompt_blocks", 0)
-        return "ok"
+        return OK
 
-    async def _post(
-        self,
-        session: aiohttp.ClientSession,
-        urls: list[str],
-        prompt: list[int],
-        limit_s: float,
-        **fields: Any,
-    ) -> dict[str, Any]:
+    def _post(
+        self, session: aiohttp.ClientSession, url: str, prompt: list[int], **fields: Any
+    ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         body = {
             "model": MODEL,
             "prompt": prompt,
@@ -128,12 +126,7 @@ class RealClients:
             "ignore_eos": True,
             "return_token_ids": True,
         }
-        async with (
-            asyncio.timeout(limit_s),
-            await first_to_listen(session, urls, body | fields) as response,
-        ):
-            answer: dict[str, Any] = await response.json()
-            return answer
+        return session.post(f"{url}/v1/completions", json=body | fields)
 
 
 def _cold(choice: dict[str, Any]) -> Cold:

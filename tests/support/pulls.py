@@ -40,6 +40,7 @@ class PoolNode:
         slots: int = 128,
         layout: SlotLayout = LAYOUT,
         segment: memoryview | None = None,
+        **serving: Any,
     ) -> None:
         self.name = name
         self.layout = layout
@@ -56,6 +57,7 @@ class PoolNode:
             epoch=EPOCH,
             clock=lambda: self.now_s,
             on_corrupt=self.corrupt.append,
+            **serving,
         )
 
     def slot(self, number: int) -> memoryview:

@@ -68,14 +68,14 @@ class Rig:
         self.stack.push_async_callback(self.registry.close)
         records = [e.record() for e in engines] if records is None else records
         await self.announce(*records)
-        orders = WorkerOrders(self.redis_url, self.fleet)
+        orders = WorkerOrders(self.redis_url, self.fleet, SECRET)
         self.stack.push_async_callback(orders.close)
         loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
         self.stack.push_async_callback(loads.close)
         polls = PollRights(self.redis_url, self.fleet, secrets.token_hex(8), timeout_s=20)
         self.stack.push_async_callback(polls.close)
         fleet = Fleet(self.index, self.registry, SECRET, orders, loads, polls=polls)
-        settings = {"slow_start_s": 0, "health_interval_s": 0} | settings
+        settings = {"slow_start_s": 0, "worker_wait_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)
         self.runner = runner = app_runner(self.router)

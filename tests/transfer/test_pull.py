@@ -47,6 +47,20 @@ async def test_a_pull_brings_the_whole_chain_byte_for_byte(rig, source):
     assert rig.target.holds(CHAIN) == 40
 
 
+async def test_what_a_source_reads_from_disk_is_not_learned_as_time_of_the_link(rig):
+    async def bring(hashes, within_s):
+        source.now_s += 100.0
+
+    source = PoolNode("source", bring=bring)
+    source.fill(CHAIN)
+
+    result = await rig.pull(await rig.serve(source), CHAIN)
+
+    assert result.blocks == 40
+    speed = rig.puller.paths.estimates.speed("source", rig.link.name)
+    assert (speed.pulls, speed.setup_s) == (1, 0.0)
+
+
 @pytest.mark.parametrize("count", [1, 8])
 async def test_a_few_small_blocks_come_with_the_answer(rig, source, count):
     contacts = await rig.serve(source)

@@ -1,0 +1,61 @@
+"""A request that finds no worker waits a little for one: most come back within seconds.
+
+All workers of a model are away for a moment when the last one is examined after a fault, when a
+router has just started, and when the registry was emptied. A refusal then is an error for clients
+that ask once, and sends those that ask again away too early.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from prefixfleet.router.errors import NoWorker
+
+if TYPE_CHECKING:
+    from prefixfleet.router.core import Router
+    from prefixfleet.router.dispatch import Chains
+    from prefixfleet.router.keys import Key
+    from prefixfleet.router.settings import RouterSettings
+    from prefixfleet.router.watch import Passage
+    from prefixfleet.router.worker import Worker
+
+
+def patience_s(settings: "RouterSettings", key: "Key", deadline_s: float) -> float:
+    """Seconds that a request waits for a worker: no longer than any limit on its first token."""
+    limits_s = (key.ttft_slo_s or settings.ttft_slo_s, deadline_s)
+    return min([settings.worker_wait_s, *filter(None, limits_s)])
+
+
+async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker]":
+    """Workers that may get a request for ``model``, at least one, as soon as there are any.
+
+    Raises:
+        UnknownModel: the model is not served here; at once.
+        NoWorker: there was none until ``until_s`` of the router's clock.
+    """
+    roster, counted = router.roster, False
+    while True:
+        came = roster.next_arrival()
+        try:
+            return roster.ready(model)
+        except NoWorker:
+            left_s = until_s - router.clock()
+            if left_s <= 0:
+                raise
+        if not counted:
+            router.metrics.waits_for_worker.inc()
+            counted = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(came.wait(), left_s)
+
+
+async def newcomers(
+    passage: "Passage", chains: "Chains", unwilling: Collection[str], until_s: float
+) -> "list[Worker]":
+    """Workers that came, or came back, since the request did, and read prompts alike."""
+    model = passage.body.get("model", str) or ""
+    with contextlib.suppress(NoWorker):
+        ready = await ready_by(passage.router, model, until_s)
+        return [w for w in ready if w.name not in unwilling and w.namespace in chains]
+    return []

@@ -1,0 +1,151 @@
+"""Requests that find no worker wait for one, within limits."""
+
+import asyncio
+
+import pytest
+from aiohttp import web
+from eventually import until
+
+from prefixfleet.router.headers import DEADLINE
+from prefixfleet.router.traffic import FAILURES
+
+LONG_S = 300.0  # what waits so long in a test has failed
+
+
+def waiting(router):
+    return router.metrics.waits_for_worker._value.get()
+
+
+def port_of(engine):
+    return int(engine.url.rsplit(":", 1)[1])
+
+
+async def post_once_waiting(rig, count=1):
+    """A request that waits for a worker now."""
+    asked = asyncio.create_task(rig.post())
+    await until(lambda: waiting(rig.router) == count)
+    return asked
+
+
+async def test_a_request_without_a_worker_is_answered_when_one_comes(rig):
+    engine = await rig.engine()
+    router = await rig.start(worker_wait_s=LONG_S)
+
+    asked = await post_once_waiting(rig)
+    await rig.announce(engine.record())
+
+    assert (await asked)[0] == 200
+    assert waiting(router) == 1
+
+
+async def test_a_request_whose_last_worker_fails_is_sent_again_when_it_is_back(rig):
+    engine = await rig.engine()
+    await rig.start(engine, worker_wait_s=LONG_S)
+    await engine.stop()
+
+    asked = await post_once_waiting(rig)
+    async with engine.running(port_of(engine)):
+        status, _, _ = await asked
+
+    assert status == 200
+    assert len(engine.seen) == 1
+
+
+async def test_a_drained_worker_that_is_taken_back_serves_who_waits(rig):
+    engine = await rig.engine()
+    router = await rig.start(engine, worker_wait_s=LONG_S)
+    router.roster.take([engine.record(state="draining")])
+
+    asked = await post_once_waiting(rig)
+    router.roster.take([engine.record()])
+
+    assert (await asked)[0] == 200
+
+
+async def test_nobody_waits_longer_than_the_setting(rig):
+    router = await rig.start(worker_wait_s=0.05)
+
+    status, headers, body = await rig.post()
+
+    assert (status, body["error"]["code"]) == (503, "no_worker")
+    assert int(headers["Retry-After"]) >= 1
+    assert waiting(router) == 1
+
+
+async def test_nobody_waits_longer_than_the_clients_own_deadline(rig):
+    await rig.start(worker_wait_s=LONG_S)
+    body = {"model": "tiny", "prompt": "hello"}
+    headers = {DEADLINE: "50"}
+
+    async with rig.client.post("/v1/completions", json=body, headers=headers) as response:
+        assert response.status == 503
+
+
+async def test_nobody_waits_longer_than_the_limit_on_the_first_token(rig):
+    await rig.start(worker_wait_s=LONG_S, ttft_slo_s=0.05)
+
+    assert (await rig.post())[0] == 503
+
+
+async def test_a_client_that_leaves_waits_no_longer(rig):
+    router = await rig.start(worker_wait_s=LONG_S)
+
+    asked = await post_once_waiting(rig)
+    asked.cancel()
+
+    await until(lambda: router.in_flight == 0)
+
+
+async def test_a_worker_that_refuses_is_not_waited_for(rig):
+    async def unavailable(engine, request, asked):
+        return web.json_response({}, status=503)
+
+    engine = await rig.engine(behave=unavailable)
+    router = await rig.start(engine, worker_wait_s=LONG_S)
+
+    status, _, body = await rig.post()
+
+    assert (status, body["error"]["code"]) == (502, "upstream_failed")
+    assert len(engine.seen) == 1
+    assert waiting(router) == 0
+
+
+async def test_an_ejected_worker_is_the_last_resort(rig):
+    first, second = await rig.engine("a"), await rig.engine("b")
+    router = await rig.start(first, second)
+    for _ in range(FAILURES):
+        router.traffic.failed("b")
+    assert router.traffic.is_ejected("b")
+    await first.stop()
+
+    status, headers, _ = await rig.post()
+
+    assert (status, headers["x-prefixfleet-node"]) == (200, "node-b")
+
+
+async def test_a_request_is_sent_three_times_at_most(rig):
+    """It may be the request that kills its engine."""
+    sent = []
+
+    async def dying(engine, request, asked):
+        sent.append(engine.name)
+        request.transport.abort()
+        await asyncio.Event().wait()
+
+    engine = await rig.engine(behave=dying)
+    await rig.start(engine, worker_wait_s=LONG_S)
+
+    status, _, body = await rig.post()
+
+    assert (status, body["error"]["code"]) == (502, "upstream_failed")
+    assert len(sent) == 3
+
+
+@pytest.mark.parametrize(("model", "expected"), [("other", 503), ("third", 404)])
+async def test_a_model_whose_workers_all_left_is_not_unknown(rig, model, expected):
+    """404 would tell clients that it is no use to ask again."""
+    engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
+    router = await rig.start(engine, leaving, records=[engine.record(), leaving.record()])
+    router.roster.take([engine.record()])
+
+    assert (await rig.post(model=model))[0] == expected

@@ -161,19 +161,19 @@ async def measure(folder: Path, blocks: int) -> dict[str, float]:
         load = Load(router, runner.server)
         for _ in range(WARM_UP):
             await load.batch_us()
-        seen: dict[str, list[float]] = {"own": [], "seldom": []}
+        seen: dict[str, list[list[float]]] = {"own": [], "seldom": []}
         for _, name in itertools.product(range(blocks), seen):
             look_seldom()
             if name == "own":
                 gc.unfreeze()
                 gc.set_threshold(*PYTHONS_OWN)
-            seen[name] += [await load.batch_us() for _ in range(BLOCK)]
+            seen[name].append([await load.batch_us() for _ in range(BLOCK)])
         await runner.cleanup()
-    own, seldom = (statistics.mean(seen[name]) for name in ("own", "seldom"))
+    own, seldom = (list(map(statistics.fmean, seen[name])) for name in ("own", "seldom"))
     return {
-        "plain_us": seldom,
-        "plain_min_us": min(seen["seldom"]),
-        "seldom_over_own": seldom / own,
+        "plain_us": statistics.median(seldom),
+        "plain_min_us": min(map(min, seen["seldom"])),
+        "seldom_over_own": statistics.median(s / o for s, o in zip(seldom, own, strict=True)),
     }
 
 

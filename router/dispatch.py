@@ -19,7 +19,7 @@ from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.records import NodeRecord, PullPlan
+from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each namespace that its workers have."""
@@ -152,8 +152,11 @@ class Dispatcher:
 
     def prefill_model(self, worker: Worker) -> PrefillModel:
         """What is known of the worker's speed."""
-        known = self._models.get(worker.name)
-        return known or first_guess(worker.record.prefill_tokens_per_s)
+        return self.speed_of(worker.record)
+
+    def speed_of(self, record: WorkerRecord) -> PrefillModel:
+        """The same of a worker that need not be ready."""
+        return self._models.get(record.worker) or first_guess(record.prefill_tokens_per_s)
 
     def forget(self, name: str) -> None:
         """Drop what was learned of a worker that is gone."""

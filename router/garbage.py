@@ -1,7 +1,7 @@
 """How often a router's process looks for garbage that refers to itself.
 
 A request makes some hundred objects that all go with it, and no cycles: Python's own rate of a look
-after every 700 new ones is a seventh of the processor time that a request takes.
+after every 700 new ones is about a twelfth of the processor time that a request takes.
 """
 
 import gc

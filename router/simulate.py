@@ -2,31 +2,37 @@
 
 import argparse
 import dataclasses
+import itertools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from prefixfleet.router.calibration import Learned, calibration
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
 from prefixfleet.router.peer_policies import PEERS
-from prefixfleet.router.policy import Policy, choose
+from prefixfleet.router.policy import choose
 from prefixfleet.router.replay import positive
 from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulated_fleet import Fleet, Served
 from prefixfleet.router.simulator import Simulation
+from prefixfleet.router.storms import with_storms
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.orders import new_order
 
+MEMORY_TOKENS = 3_000_000
 OURS = "ours"
 POLICIES = {OURS: lambda: choose, **PEERS}
+
+Failure: TypeAlias = tuple[int, float]
 
 
 def summarise(served: Sequence[Served], *, ttft_slo_s: float) -> dict[str, Any]:
@@ -51,12 +57,19 @@ def speed_up(arrivals: Sequence[Arrival], factor: float) -> list[Arrival]:
 
 
 def simulate(
-    fleet: Fleet, arrivals: Sequence[Arrival], *, ttft_slo_s: float | None = None
+    fleet: Fleet,
+    arrivals: Sequence[Arrival],
+    *,
+    ttft_slo_s: float | None = None,
+    failures: Sequence[Failure] = (),
 ) -> tuple[dict[str, Any], float]:
     """Figures and the wall seconds that the run took. ``ttft_slo_s`` is the limit that goodput
-    counts by, where it is another one than that for admission."""
+    counts by, where it is another one than that for admission; ``failures`` are nodes' numbers
+    and the seconds at which they restart without their blocks."""
     started = time.perf_counter()
     simulation = Simulation(fleet)
+    for number, at_s in failures:
+        simulation.fail(number, at_s)
     served = simulation.run(arrivals)
     wall_s = time.perf_counter() - started
     simulation.check()
@@ -81,9 +94,28 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--trace", type=Path, required=True)
     p.add_argument("--policy", nargs="+", choices=sorted(POLICIES), default=sorted(POLICIES))
     p.add_argument("--nodes", type=int, default=8)
-    p.add_argument("--memory-tokens", type=int, default=3_000_000, help="of cache, for each node")
-    p.add_argument("--hardware", choices=sorted(PRESETS), default="8xA800")
-    p.add_argument("--bandwidth", type=positive, help="of each node's link, GB/s")
+    p.add_argument(
+        "--memory-tokens",
+        type=int,
+        help=f"of cache, for each node; default: the live fleet's, or {MEMORY_TOKENS:,}",
+    )
+    models = p.add_mutually_exclusive_group()
+    models.add_argument("--hardware", choices=sorted(PRESETS), default="8xA800")
+    models.add_argument("--calibrate", metavar="URL", help="as a live fleet's router has learned")
+    p.add_argument("--api-key", default="", help="for --calibrate")
+    p.add_argument("--bandwidth", type=positive, nargs="+", help="of each node's link, GB/s")
+    p.add_argument(
+        "--fail",
+        type=failure,
+        nargs="+",
+        default=[],
+        metavar="NODE@SECONDS",
+        help="nodes, from 0, that restart without their blocks",
+    )
+    p.add_argument(
+        "--storm", type=float, nargs="+", default=[], metavar="SECONDS",
+        help="when 200 requests about one new text come",
+    )  # fmt: skip
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds; above is refused")
     p.add_argument("--limit", type=int)
@@ -92,23 +124,62 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def fleet_of(options: argparse.Namespace, policy: Policy, block_tokens: int) -> Fleet:
-    """The fleet that the options describe."""
-    hardware, _ = PRESETS[options.hardware]
-    if options.bandwidth:
-        hardware = dataclasses.replace(hardware, link_bytes_per_s=options.bandwidth * GB)
+def failure(text: str) -> Failure:
+    """``NODE@SECONDS``, for argparse."""
+    number, _, at_s = text.partition("@")
+    return int(number), positive(at_s)
+
+
+def engines_of(options: argparse.Namespace, console: Console) -> Learned:
+    """Engines, links and memory that the options name. Raises `ConfigError`."""
+    if not options.calibrate:
+        return Learned(LLAMA_70B, PRESETS[options.hardware][0], None, ())
+    found = calibration(options.calibrate, options.api_key)
+    for what in found.assumed:
+        console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
+    return found
+
+
+def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -> Fleet:
+    """The fleet that the options describe, but for its policy."""
+    tokens = options.memory_tokens or engines.memory_tokens or MEMORY_TOKENS
     return Fleet(
         nodes=options.nodes,
-        blocks_per_node=max(1, options.memory_tokens // block_tokens),
+        blocks_per_node=max(1, tokens // block_tokens),
         block_tokens=block_tokens,
-        shape=LLAMA_70B,
-        hardware=hardware,
-        policy=policy,
-        unbound=policy is choose,
-        order=partial(new_order, "value" if policy is choose else "lru"),
+        shape=engines.shape,
+        hardware=engines.hardware,
+        policy=choose,
         ttft_slo_s=options.ttft_slo,
         seed=options.seed,
     )
+
+
+def variants(options: argparse.Namespace, base: Fleet) -> Iterator[tuple[str, Fleet]]:
+    """A fleet for each policy and bandwidth, by name: that of the policy, where there is one
+    bandwidth only."""
+    speeds = options.bandwidth or [base.hardware.link_bytes_per_s / GB]
+    for name, gb_per_s in itertools.product(options.policy, speeds):
+        ours = name == OURS
+        yield (
+            name if len(speeds) == 1 else f"{name}, {gb_per_s:g} GB/s",
+            dataclasses.replace(
+                base,
+                hardware=dataclasses.replace(base.hardware, link_bytes_per_s=gb_per_s * GB),
+                policy=POLICIES[name](),
+                unbound=ours,
+                order=partial(new_order, "value" if ours else "lru"),
+            ),
+        )
+
+
+def checked(options: argparse.Namespace) -> argparse.Namespace:
+    """Raises `ConfigError` for numbers that make no fleet."""
+    if options.nodes < 1 or (options.memory_tokens is not None and options.memory_tokens < 1):
+        raise ConfigError("--nodes and --memory-tokens: expected at least 1")
+    if wrong := [number for number, _ in options.fail if not 0 <= number < options.nodes]:
+        raise ConfigError(f"--fail: got node {wrong[0]}, expected 0 to {options.nodes - 1}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,18 +187,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     console = Console(stderr=True)
     try:
-        if min(options.nodes, options.memory_tokens) < 1:
-            raise ConfigError("--nodes and --memory-tokens: expected at least 1")
+        engines = engines_of(checked(options), console)
         arrivals = speed_up(block_trace(options.trace, options.limit), options.speed)
     except ConfigError as error:
         console.print(f"prefixfleet simulate: {error}", style="red", markup=False)
         return 2
     first = arrivals[0].prompt
     assert isinstance(first, SharedBlocks)
+    arrivals = with_storms(arrivals, options.storm, seed=options.seed)
+    fleets = list(variants(options, fleet_of(options, engines, first.block_tokens)))
     results = {}
-    for name in track(options.policy, "simulating", console=console):
-        fleet = fleet_of(options, POLICIES[name](), first.block_tokens)
-        figures, wall_s = simulate(fleet, arrivals)
+    for name, fleet in track(fleets, "simulating", console=console):
+        figures, wall_s = simulate(fleet, arrivals, failures=options.fail)
         results[name] = figures | {"simulated_requests_per_s": round(len(arrivals) / wall_s)}
     if not options.json:
         console.print(table(results))

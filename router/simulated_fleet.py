@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
 
 from prefixfleet.router.fleet_models import Hardware, ModelShape
 from prefixfleet.router.policy import Policy
@@ -12,10 +14,13 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 
 NAMESPACE = b"simulated"
+MAX_HASHES = 1 << 20
+"""Kept from one request to the next: about 100 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,12 @@ class Served:
 
 
 def chain_of(prompt: SharedBlocks) -> list[BlockHash]:
-    """Block hashes of the prompt's full blocks: the trace's ids, since they name prefixes too."""
+    """Block hashes of the prompt's full blocks, one for each of the trace's ids, since they name
+    prefixes too. Spread evenly, as digests are: `UseHistory` finds its places by that."""
     full = prompt.tokens // prompt.block_tokens
-    return [block.to_bytes(8, "big") + bytes(8) for block in prompt.ids[:full]]
+    return list(map(_hash, prompt.ids[:full]))
+
+
+@lru_cache(maxsize=MAX_HASHES)
+def _hash(number: int) -> BlockHash:
+    return blake2b(number.to_bytes(8, "big"), digest_size=DIGEST_BYTES).digest()

@@ -6,6 +6,7 @@ from typing import Any
 from msgspec import structs
 
 from prefixfleet.router.core import Router
+from prefixfleet.router.estimate import PrefillModel
 
 PERCENTILES = (50, 90, 99)
 
@@ -74,8 +75,17 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "model": standing.record.model,
             "state": standing.state,
             "reason": standing.reason,
+            "block_tokens": standing.record.namespace.get("block_tokens"),
+            "block_bytes": standing.record.block_bytes,
             "load": structs.asdict(router.book.load(standing.record.worker)),
+            "prefill": _learned(router.dispatcher.speed_of(standing.record)),
         }
         | ({"events": events[standing.record.worker]} if standing.record.worker in events else {})
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)
     ]
+
+
+def _learned(model: PrefillModel) -> dict[str, float]:
+    """Seconds of a prefill: a step, a thousand new tokens, a million of (prompt^2 - cached^2)."""
+    names = ("step_s", "s_per_thousand", "s_per_million")
+    return dict(zip(names, model.coefficients, strict=True)) | {"samples": model.samples}

@@ -1,7 +1,8 @@
 """A slice of each trace through live nodes of this machine: python tests/bench/replay.py --json
 
 With sharing: through the router. Without: the same engines asked in turn, each with its own prefix
-cache and its own node's pool. Prompts of a run are new to the fleet. Two nodes have real CPU
+cache and its own node's pool. A slice is the first conversations of a trace that go on and are
+short enough, whole (`trace_slices.py`); each round takes the next ones. Two nodes have real CPU
 engines (`vllm`, SmolLM2-135M-Instruct) and share this machine's cores; four have stand-ins
 (`fast_vllm`: the connector's contract, the real daemons, links, pools and router; a prefill sleeps
 2 ms a block of 16 tokens), whose times are those of that model. The last line is one JSON object.
@@ -28,16 +29,22 @@ from fleet_places import small_model
 from host_fleet import FAST
 from rich.console import Console
 from rich.progress import Progress
-from trace_slices import slices
+from trace_slices import found_at_most, slices
 
 from prefixfleet.cluster.run_state import StateHome
 from prefixfleet.router.replay import parser as replay_parser
 from prefixfleet.router.replay import replay
 from prefixfleet.router.replay_client import Sample
+from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.traces import Arrival
 
 UP_S = 500
 ENGINES = {2: "vllm", 4: "fast_vllm"}
+PAUSE_S = {2: 4.0, 4: 1.5}
+"""Between two requests: an engine on one core of ours takes seconds for a prompt, and rounds that
+are one queue from beginning to end say little."""
+REQUESTS = {2: 16, 4: 24}
+"""Of each trace a round."""
 SETTLE_S = 2.0  # blocks that were computed last are published
 
 
@@ -100,24 +107,33 @@ def figures(samples: Sequence[Sample]) -> dict[str, Any]:
         "error": next((sample.error for sample in samples if sample.error), ""),
         "hit_rate": sum(sample.cached_tokens for sample in good) / tokens,
         "pulled_share": sum(sample.pulled_tokens for sample in good) / tokens,
-        "ttft_mean_s": statistics.mean(s.ttft_s for s in good) if good else None,
-        "ttft_p50_s": statistics.median(s.ttft_s for s in good) if good else None,
+        "ttft_s": spread([sample.ttft_s for sample in good]),
     }
 
 
-def compared(fleet: LiveFleet, arrivals: Sequence[Arrival], rounds: int) -> dict[str, Any]:
-    """The slice with and without sharing, in turn, each time with new prompts."""
-    count = len(fleet.engines)
-    alone = {url: list(arrivals[i::count]) for i, url in enumerate(fleet.engines)}
-    modes = {"shared": {fleet.endpoint: list(arrivals)}, "alone": alone}
-    samples: dict[str, list[Sample]] = {mode: [] for mode in modes}
-    for _ in range(rounds):
-        for mode, parts in modes.items():
-            samples[mode] += asyncio.run(ask(parts, fleet.model, uuid.uuid4().int % 2**31))
+def in_turn(arrivals: Sequence[Arrival], urls: Sequence[str]) -> dict[str, list[Arrival]]:
+    """Each request to the engine whose turn it is."""
+    return {url: list(arrivals[i :: len(urls)]) for i, url in enumerate(urls)}
+
+
+def compared(fleet: LiveFleet, parts: Sequence[Sequence[Arrival]]) -> dict[str, Any]:
+    """Each slice with and without sharing, with prompts that the fleet has never seen; what goes
+    first changes from slice to slice."""
+    samples: dict[str, list[Sample]] = {"shared": [], "alone": []}
+    for number, arrivals in enumerate(parts):
+        modes = {"shared": {fleet.endpoint: list(arrivals)}}
+        modes["alone"] = in_turn(arrivals, fleet.engines)
+        for mode in sorted(modes, reverse=number % 2 == 0):
+            samples[mode] += asyncio.run(ask(modes[mode], fleet.model, uuid.uuid4().int % 2**31))
             time.sleep(SETTLE_S)
-    found = {mode: figures(of_mode) for mode, of_mode in samples.items()}
-    means = [found[mode]["ttft_mean_s"] for mode in modes]
-    return found | {"ttft_shared_over_alone": means[0] / means[1] if all(means) else None}
+    found: dict[str, Any] = {mode: figures(of_mode) for mode, of_mode in samples.items()}
+    shared, alone = (found[mode]["ttft_s"] for mode in ("shared", "alone"))
+    return found | {
+        "hit_at_most": statistics.mean(map(found_at_most, parts)),
+        "ttft_shared_over_alone": {
+            figure: shared[figure] / alone[figure] if alone[figure] else None for figure in shared
+        },
+    }
 
 
 def main() -> int:
@@ -125,9 +141,8 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--json", action="store_true", help="as every bench; prints JSON anyway")
     p.add_argument("--nodes", type=int, nargs="+", choices=sorted(ENGINES), default=sorted(ENGINES))
-    p.add_argument("--requests", type=int, default=24, help="of each trace")
+    p.add_argument("--requests", type=int, help="of each trace a round")
     p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--pause", type=float, default=1.5, help="seconds between two requests")
     options = p.parse_args()
     found: dict[str, Any] = {}
     for nodes in options.nodes:
@@ -138,8 +153,10 @@ def main() -> int:
             found[f"nodes_{nodes}"] = {
                 "engine": ENGINES[nodes],
                 "traces": {
-                    name: compared(fleet, arrivals, options.rounds)
-                    for name, arrivals in slices(options.requests, options.pause).items()
+                    name: compared(fleet, parts)
+                    for name, parts in slices(
+                        options.requests or REQUESTS[nodes], PAUSE_S[nodes], options.rounds
+                    ).items()
                 },
             }
     sys.stdout.write(json.dumps(found) + "\n")

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 from eventually import until
-from upstreams import UNPLANNED, whole
+from upstreams import NAMESPACE, UNPLANNED, whole
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
 FORMS = {
@@ -173,7 +173,11 @@ async def test_status_says_what_there_is(rig):
         "state": "ready",
         "reason": "",
         "load": status["workers"][0]["load"],
+        "block_tokens": NAMESPACE.block_tokens,
+        "block_bytes": engine.record().block_bytes,
+        "prefill": status["workers"][0]["prefill"],
     }
+    assert status["workers"][0]["prefill"].keys() >= {"step_s", "s_per_thousand", "samples"}
     assert status["view"]["blocks"] > 0
     assert status["hit_rate"]["count"] == 1
     assert set(status["hit_rate"]) == {"count", "mean", "p50", "p90", "p99"}

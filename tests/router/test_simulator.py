@@ -1,6 +1,7 @@
 """The simulator: production placement and books on modelled engines; same seed, same run."""
 
 import dataclasses
+import json
 import math
 import os
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulated_conversations import BLOCK, conversations
+from simulated_conversations import BLOCK, conversations, write_trace
 
 from prefixfleet.router.fleet_models import (
     LLAMA_70B,
@@ -20,8 +21,11 @@ from prefixfleet.router.fleet_models import (
 from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import POLICIES, main, simulate, summarise
-from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_fleet import Fleet, chain_of
 from prefixfleet.router.simulator import Simulation
+from prefixfleet.router.storms import with_storms
+from prefixfleet.router.traces import SharedBlocks
+from prefixfleet.store.namespace import DIGEST_BYTES
 
 HARDWARE, _ = PRESETS["8xA800"]
 
@@ -57,6 +61,17 @@ def test_the_same_seed_gives_the_same_run_in_every_process():
     }  # fmt: skip
 
     assert len(runs) == 1
+
+
+def test_block_hashes_are_spread_as_digests_are():
+    """The eviction order finds a block's past by them: all in one place, it would have none."""
+    prompt = SharedBlocks(tuple(range(4096)), 4096 * BLOCK, BLOCK)
+
+    hashes = chain_of(prompt)
+
+    assert {len(block) for block in hashes} == {DIGEST_BYTES}
+    for low, high in ((0, 2), (6, 8)):
+        assert len({block[low:high] for block in hashes}) > 0.9 * len(hashes)
 
 
 def test_every_request_ends_and_every_book_balances():
@@ -160,6 +175,77 @@ def test_the_routers_model_of_a_worker_is_the_engines_model():
     for tokens, cached in ((100, 0), (8192, 4096), (120_000, 60_000)):
         real = prefill_seconds(LLAMA_70B, HARDWARE, tokens, cached)
         assert model.seconds(tokens, cached) == pytest.approx(real)
+
+
+@pytest.fixture
+def simulated(tmp_path, capsys):
+    """Figures of the command line on a small trace."""
+    path = tmp_path / "trace.jsonl"
+    write_trace(path, conversations(12, 6))
+
+    def run(*words):
+        assert main(["--trace", str(path), "--json", "--nodes", "3", *words]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    return run
+
+
+def test_bandwidths_are_swept(simulated):
+    found = simulated("--policy", "algorithm-1", "--bandwidth", "0.1", "50")
+
+    slow, fast = found["algorithm-1, 0.1 GB/s"], found["algorithm-1, 50 GB/s"]
+    assert fast["ttft_s"]["mean"] < slow["ttft_s"]["mean"]
+
+
+def test_nodes_that_fail_cost_hits(simulated):
+    whole = simulated("--policy", "ours")["ours"]
+    broken = simulated("--policy", "ours", "--fail", "0@20", "1@20", "2@20")["ours"]
+
+    assert broken["requests"] == whole["requests"]
+    assert broken["hit_rate"] < whole["hit_rate"]
+
+
+def test_a_storm_is_two_hundred_requests_about_one_new_text(simulated):
+    calm, storm = (
+        simulated("--policy", "ours", "--seed", "3", "--ttft-slo", "1000", *words)["ours"]
+        for words in ((), ("--storm", "20"))
+    )
+
+    assert storm["requests"] == calm["requests"] + 200
+    assert storm["hit_rate"] > calm["hit_rate"]
+
+
+def test_storms_share_their_text_and_nothing_else():
+    calm = conversations(2, 2)
+
+    arrivals = with_storms(calm, [5.0, 6.0], seed=1)
+
+    added = [arrival for arrival in arrivals if arrival not in calm]
+    texts = {arrival.prompt.ids[: 25_600 // BLOCK] for arrival in added}
+    assert len(texts) == 2
+    assert len({block for a in added for block in a.prompt.ids[25_600 // BLOCK :]}) == 400 * 2
+    assert not {block for a in calm for block in a.prompt.ids} & {b for t in texts for b in t}
+    assert arrivals == sorted(arrivals, key=lambda a: a.at_s)
+    assert arrivals == with_storms(calm, [5.0, 6.0], seed=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--nodes", "0"], "at least 1"),
+        (["--memory-tokens", "0"], "at least 1"),
+        (["--fail", "8@1"], "got node 8, expected 0 to 7"),
+    ],
+)
+def test_what_makes_no_fleet_is_refused(tmp_path, capsys, words, what):
+    assert main(["--trace", str(tmp_path / "none"), *words]) == 2
+    assert what in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("text", ["1", "x@1", "1@x", "1@-1"])
+def test_a_failure_without_node_and_time_is_refused(text):
+    with pytest.raises(SystemExit):
+        main(["--trace", "none", "--fail", text])
 
 
 def test_a_trace_of_texts_is_refused_with_what_to_do(tmp_path, capsys):

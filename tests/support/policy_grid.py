@@ -105,6 +105,11 @@ def ceiling(arrivals: Sequence[Arrival]) -> float:
     return found / total
 
 
+def different_blocks(arrivals: Sequence[Arrival]) -> int:
+    """More room than that is of no use to a node."""
+    return len({block for arrival in arrivals for block in _blocks(arrival)})
+
+
 def best_other(results: dict[Point, dict[str, Any]], ours: Point) -> tuple[str, float]:
     """The peer with the least mean TTFT at the point of ``ours``, and that mean."""
     means = {

@@ -1,6 +1,9 @@
 """Made-up conversations for the simulator: who shares what is known by construction."""
 
+import json
 import random
+from collections.abc import Sequence
+from pathlib import Path
 
 from prefixfleet.router.traces import Arrival, SharedBlocks
 
@@ -19,3 +22,20 @@ def conversations(users: int, turns: int, *, seed: int = 0, gap_s: float = 8.0) 
             arrivals.append(Arrival(at, SharedBlocks(tuple(ids), len(ids) * BLOCK, BLOCK), 100))
             at += source.expovariate(1 / gap_s)
     return sorted(arrivals, key=lambda a: a.at_s)
+
+
+def write_trace(path: Path, arrivals: Sequence[Arrival]) -> None:
+    """``arrivals``, of block ids, in Mooncake's form."""
+    path.write_text("".join(_line(arrival) for arrival in arrivals))
+
+
+def _line(arrival: Arrival) -> str:
+    prompt = arrival.prompt
+    assert isinstance(prompt, SharedBlocks)
+    fields = {
+        "timestamp": round(1000 * arrival.at_s),
+        "input_length": prompt.tokens,
+        "output_length": arrival.output_tokens,
+        "hash_ids": list(prompt.ids),
+    }
+    return json.dumps(fields) + "\n"

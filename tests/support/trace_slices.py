@@ -21,13 +21,29 @@ OWN_BLOCKS = 4
 GENERATED = "documents"
 
 
-def slices(count: int, pause_s: float) -> dict[str, list[Arrival]]:
-    """``count`` requests of each trace at hand, one every ``pause_s``; else of a generated
-    workload, whose name says so."""
+def slices(count: int, pause_s: float, rounds: int = 1) -> dict[str, list[list[Arrival]]]:
+    """Of each trace at hand, or else of a generated workload whose name says so: ``rounds`` slices
+    of at most ``count`` requests, one every ``pause_s``, no conversation in two of them."""
     traces = {path.name: read_trace(path, limit=READ) for path in sorted(TRACES.glob("*.jsonl*"))}
     if not traces:
         traces = {f"generated: {GENERATED}": _generated()}
-    return {name: _paced(_going_on(read, count), pause_s) for name, read in traces.items()}
+    return {
+        name: [_paced(part, pause_s) for part in _going_on(read, [count] * rounds)]
+        for name, read in traces.items()
+    }
+
+
+def found_at_most(arrivals: Sequence[Arrival]) -> float:
+    """Part of the tokens of a slice that an earlier request of it has computed."""
+    known: set[int] = set()
+    found = total = 0
+    for prompt in (arrival.prompt for arrival in arrivals):
+        assert isinstance(prompt, SharedBlocks)
+        first_new = (i for i, block in enumerate(prompt.ids) if block not in known)
+        found += next(first_new, len(prompt.ids)) * prompt.block_tokens
+        total += prompt.tokens
+        known.update(prompt.ids)
+    return found / total
 
 
 def _generated() -> list[Arrival]:
@@ -36,9 +52,9 @@ def _generated() -> list[Arrival]:
     return [Arrival(0.0, prompt, OUTPUT_TOKENS) for prompt in prompts]
 
 
-def _going_on(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:
+def _going_on(arrivals: Sequence[Arrival], room: list[int]) -> list[list[Arrival]]:
     """The first conversations of more than one request, whole, in the order of the trace; scaled,
-    without requests that are too long. At most ``count`` requests."""
+    without requests that are too long. Each is in the first slice that has ``room`` for it."""
     short = []
     for arrival in arrivals:
         prompt = arrival.prompt
@@ -47,12 +63,15 @@ def _going_on(arrivals: Sequence[Arrival], count: int) -> list[Arrival]:
             if scaled.tokens <= MOST_TOKENS:
                 short.append((prompt.ids[:OWN_BLOCKS], replace(arrival, prompt=scaled)))
     asked = Counter(root for root, _ in short)
-    room, taken = count, set()
+    parts: dict[tuple[int, ...], int] = {}
     for root, _ in short:
-        if root not in taken and 1 < asked[root] <= room:
-            taken.add(root)
-            room -= asked[root]
-    return [arrival for root, arrival in short if root in taken]
+        fits = (part for part, left in enumerate(room) if asked[root] <= left)
+        if root not in parts and asked[root] > 1 and (part := next(fits, None)) is not None:
+            parts[root] = part
+            room[part] -= asked[root]
+    return [
+        [arrival for root, arrival in short if parts.get(root) == part] for part in range(len(room))
+    ]
 
 
 def _paced(arrivals: Sequence[Arrival], pause_s: float) -> list[Arrival]:

@@ -2,7 +2,8 @@
 # test   checks and all tests   check  format, lint, types, layers only
 # bench  prints the figures     clean  removes what setup made
 # chaos  breaks a live fleet under load; SEED=n replays, CHAOS_S=seconds, REAL=n real engines    soak  breaks nothing: is all flat?
-# fuzz   feeds every parser for long; with atheris installed, guided by coverage
+# fuzz   feeds every parser for long, says how many inputs each edge got and how much of the parsers they reached; then, with
+#        atheris installed, guided by coverage
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # by themselves: quality.py takes an hour; fleet.py, simulated.py, tiers.py and encodings.py start engines; router.py wants the machine
@@ -44,7 +45,7 @@ soak: setup
 
 FUZZ_S ?= 60
 fuzz: setup
-	FUZZ_EXAMPLES=2000 $(VENV)/bin/pytest --timeout 0 tests/fuzz
+	$(PY) tests/fuzz/figures.py 2000
 	$(PY) tests/fuzz/run_atheris.py $(FUZZ_S)
 
 clean:

@@ -16,6 +16,7 @@ from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.engine_client import EngineClient, Welcome
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import EpochChanged, PeerLost, ProtocolError
+from prefixfleet.store.populate import Populating
 from prefixfleet.store.slot import SlotLayout, copy_out, seal
 
 ASK_S = 2.0
@@ -26,6 +27,7 @@ ASK_S = 2.0
 class _Mapped:
     welcome: Welcome
     memory: memoryview
+    populating: Populating
 
 
 class RankPool:
@@ -91,11 +93,14 @@ class RankPool:
 
     def _current(self) -> _Mapped:
         welcome = self._client.settle(ASK_S)  # an engine's first load may come before the hello
-        if welcome is None:
+        if self._mapped is not None and self._mapped.welcome != welcome:
+            self._mapped.populating.stop()
             self._mapped = None
+        if welcome is None:
             raise PeerLost("there is no node daemon")
-        if self._mapped is None or self._mapped.welcome != welcome:
-            self._mapped = _Mapped(welcome, _map(welcome))
+        if self._mapped is None:
+            memory = _map(welcome)
+            self._mapped = _Mapped(welcome, memory, Populating(memory))
         return self._mapped
 
     def _writable(self) -> _Mapped:

@@ -105,7 +105,7 @@ def keeper_service(environ: Mapping[str, str]) -> Service:
     async def serve(up: Up, stop: asyncio.Event) -> None:
         fleet = FleetSettings.read(environ)
         url = fleet.redis_url.get_secret_value()
-        registry = WorkerRegistry(url, fleet.fleet)
+        registry = WorkerRegistry(url, fleet.fleet, secret=fleet.secret())
         board = LoadBoard(url, fleet.fleet, "rollout", time.monotonic)
         try:
             up({})

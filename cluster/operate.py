@@ -219,14 +219,20 @@ def _known(names: set[str]) -> Callable[[Sequence[WorkerRecord]], None]:
 
 
 def _registry(options: argparse.Namespace) -> WorkerRegistry:
-    """The fleet's: by ``--redis``, the environment, or what `up` wrote down here."""
+    """The fleet's: by ``--redis``, the environment, or what `up` wrote down here.
+
+    Its secret, with which a wish is signed, is the environment's or that of the fleet run here.
+    """
     fleet = FleetSettings.read()
+    here = StateHome.of_user().fleet(fleet.fleet)
     url = options.redis or os.environ.get(REDIS_VARIABLE, "")
     if not url:
-        state = StateHome.of_user().fleet(fleet.fleet).read()
+        state = here.read()
         if state is None or not state.redis_url:
             raise ConfigError(
                 f"no fleet {fleet.fleet!r} runs here; set --redis to the Redis of another one"
             )
         url = state.redis_url
-    return WorkerRegistry(url, fleet.fleet)
+    of_run = fleet.secret_file is None and here.secret_file.exists()
+    secret = here.secret_file.read_bytes().strip() if of_run else fleet.secret()
+    return WorkerRegistry(url, fleet.fleet, secret=secret)

@@ -17,6 +17,7 @@ from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.orders import OrderName, new_order
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.populate import Populating
 from prefixfleet.store.slot import SlotLayout, verify
 from prefixfleet.transfer.link import Link, Listener
 from prefixfleet.transfer.serve import BlockServer
@@ -61,6 +62,7 @@ class PoolHost:
         self.pool = pool
         self.life = time.time_ns()
         self.listeners: dict[str, Listener] = {}
+        self._populating = Populating(segment.view)
         self._on_corrupt = on_corrupt
         self.server = BlockServer(
             pool,
@@ -148,4 +150,5 @@ class PoolHost:
         for listener in self.listeners.values():
             await listener.close()
         self.server.close()
+        self._populating.stop()
         self.segment.close()

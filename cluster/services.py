@@ -50,8 +50,9 @@ def worker_service(environ: Mapping[str, str]) -> Service:
 
     async def serve(up: Up, stop: asyncio.Event) -> None:
         settings, fleet = WorkerSettings.read(environ), FleetSettings.read(environ)
-        url = fleet.redis_url.get_secret_value()
-        index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
+        url, secret = fleet.redis_url.get_secret_value(), fleet.secret()
+        index = RedisIndex(url, fleet.fleet)
+        registry = WorkerRegistry(url, fleet.fleet, secret=secret)
         worker = Worker(settings, index, registry)
         running = asyncio.create_task(worker.run())
         stopping = asyncio.create_task(stop.wait())

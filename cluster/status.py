@@ -35,19 +35,22 @@ async def read_status(directory: RunDir, endpoint: str = "") -> dict[str, Any]:
     fleet = {"fleet": directory.path.name, "phase": state.phase, "endpoint": state.endpoint}
     if not state.endpoint:
         return {**fleet, "nodes": [], "workers": [], "degraded": [], "hit_rate": {}}
-    wish = await _wish(state.redis_url, directory.path.name)
+    wish = await _wish(state.redis_url, directory)
     return fleet | {"wish": wish} | await _router_status(state.endpoint)
 
 
-async def _wish(redis_url: str, fleet: str) -> dict[str, Any]:
-    """What its operator wished; empty where that cannot be read."""
+async def _wish(redis_url: str, directory: RunDir) -> dict[str, Any]:
+    """What its operator wished, or why that is ``refused``; empty where Redis does not answer."""
     if not redis_url:
         return {}
-    registry = WorkerRegistry(redis_url, fleet)
+    secret = directory.secret_file.read_bytes().strip()
+    registry = WorkerRegistry(redis_url, directory.path.name, secret=secret)
     try:
         return asdict(await registry.wish())
-    except (IndexUnavailable, ConfigError):
+    except IndexUnavailable:
         return {}
+    except ConfigError as error:
+        return {"refused": str(error)}
     finally:
         await registry.close()
 
@@ -93,6 +96,8 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
 def _wished(wish: Mapping[str, Any]) -> list[str]:
     """What the operator asked for, in a line each."""
     lines = []
+    if wish.get("refused"):
+        lines.append(f"the fleet's wish is not followed: {wish['refused']}")
     if wish.get("draining"):
         lines.append(f"draining: {', '.join(wish['draining'])}; `prefixfleet resume` gives back")
     if wish.get("nodes"):

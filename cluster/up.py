@@ -127,7 +127,8 @@ class Supervisor:
         redis_url = wish.redis_url or self._start_redis(runtime)
         await _check_redis(redis_url, wish.fleet)
         self._note(redis_url=redis_url)
-        self._registry = WorkerRegistry(redis_url, wish.fleet)
+        secret = self._directory.secret_file.read_bytes().strip()
+        self._registry = WorkerRegistry(redis_url, wish.fleet, secret=secret)
         self._stack.push_async_callback(self._registry.close)
         self._board = LoadBoard(redis_url, wish.fleet, "rollout", time.monotonic)
         self._stack.push_async_callback(self._board.close)
@@ -139,7 +140,7 @@ class Supervisor:
         self._groups = LocalGroups(
             ray, environ, count=wish.nodes, models=wish.models,
             runtime=runtime, logs=self._directory.logs,
-            secret=self._directory.secret_file.read_bytes().strip(),
+            secret=secret,
         )  # fmt: skip
         self._say(f"starting {wish.nodes} node daemons")
         await self._groups.start_nodes()

@@ -63,6 +63,7 @@ class Worker:
         self._probe: EngineProbe | None = None  # while the engine serves
         self._leaving = False
         self._wished = "ready"
+        self._said = ""
         self.ready: asyncio.Future[WorkerRecord] = asyncio.get_running_loop().create_future()
         self.starts = 0
 
@@ -164,12 +165,19 @@ class Worker:
         try:
             self._wished = self._state_in(await self._registry.wish())
         except (IndexUnavailable, ConfigError) as error:
-            log.debug("worker %s: the wish cannot be read: %s", record.worker, error)
+            self._say_once(f"worker {record.worker}: the wish cannot be read: {error}")
+        else:
+            self._said = ""
         state = "draining" if self._leaving else self._wished
         try:
             await self._registry.announce(replace(record, state=state), ttl_s=LEASE_S)
         except IndexUnavailable as error:
             log.debug("worker %s not announced: %s", record.worker, error)
+
+    def _say_once(self, what: str) -> None:
+        if what != self._said:
+            self._said = what
+            log.warning("%s", what)
 
     def _state_in(self, wish: FleetWish) -> str:
         mine = {self._settings.name, self._settings.node, self._settings.host}

@@ -82,7 +82,7 @@ async def _serve(
     secret = fleet.secret()
     url = fleet.redis_url.get_secret_value()
     index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
-    orders = WorkerOrders(url, fleet.fleet)
+    orders = WorkerOrders(url, fleet.fleet, secret)
     me = secrets.token_hex(8)
     loads = LoadBoard(url, fleet.fleet, me, time.monotonic)
     polls = PollRights(url, fleet.fleet, me)

@@ -117,6 +117,11 @@ class Metrics:
             ["worker", "kind"],
             registry=r,
         )
+        self.refused_orders = Gauge(
+            "prefixfleet_refused_orders",
+            "Orders in Redis that nobody with the cluster secret gave",
+            registry=r,
+        )
         self.degraded = Gauge("prefixfleet_degraded", "Degraded modes", ["mode"], registry=r)
 
     def read_gauges(self, router: "Router") -> None:
@@ -133,6 +138,7 @@ class Metrics:
         for worker, losses in router.engines.losses().items():
             for kind, count in losses.items():
                 self.event_losses.labels(worker, kind).set(count)
+        self.refused_orders.set(len(router.orders.refused))
         self.degraded.clear()
         for mode in router.degraded.modes():
             self.degraded.labels(mode.name).set(1)

@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.records import WorkerRecord
@@ -41,7 +42,12 @@ class OrderStore(Protocol):
         ...
 
     async def all(self) -> dict[str, bytes]:
-        """Every order."""
+        """Every order that somebody with the cluster secret gave."""
+        ...
+
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Why others were left out of the last `all`, by worker."""
         ...
 
 
@@ -76,10 +82,27 @@ class Orders:
                 obeyed.append(replace(record, state=state) if drained else record)
         return obeyed
 
+    @property
+    def refused(self) -> Mapping[str, str]:
+        """Orders that lie there and are not obeyed, with why."""
+        return self._store.refused if self._store is not None else {}
+
+    def say_refused(self, degraded: Degraded) -> None:
+        """Make orders that are not obeyed visible."""
+        if not self.refused:
+            degraded.end("orders")
+            return
+        degraded.enter(
+            "orders",
+            f"{len(self.refused)} orders in Redis are not obeyed: "
+            f"{next(iter(self.refused.values())):.300}",
+            "find out who writes to Redis; an order that is given again replaces such a one",
+        )
+
     async def read(self) -> None:
         """Follow what was ordered anywhere. Raises `IndexUnavailable`."""
         if self._store is not None:
-            self._orders = _decoded(await self._store.all())
+            self._orders = decoded(await self._store.all())
 
     async def give(self, worker: str, order: Order) -> None:
         """Order it everywhere; nothing to say is no order. Raises `IndexUnavailable`."""
@@ -104,11 +127,12 @@ class Orders:
                 await self.give(name, Order())
 
 
-def _decoded(orders: Mapping[str, bytes]) -> dict[str, Order]:
-    decoded = {}
+def decoded(orders: Mapping[str, bytes]) -> dict[str, Order]:
+    """The orders that can be read; others are logged and left out."""
+    found = {}
     for name, data in orders.items():
         try:
-            decoded[name] = msgspec.json.decode(data, type=Order)
+            found[name] = msgspec.json.decode(data, type=Order)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("order about worker %.80s ignored: %s", name, error)
-    return decoded
+    return found

@@ -172,6 +172,7 @@ class Roster:
                 "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
             )
             return
+        self._orders.say_refused(self._degraded)
         self._empty_answers = 0 if records else self._empty_answers + 1
         if self._registered and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the registry was emptied than every worker died

@@ -10,8 +10,8 @@ from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.redis_functions import SCHEMA_VERSION
 
 CALLED = (
-    "FCALL", "FCALL_RO", "FUNCTION|LOAD", "INFO", "HDEL", "HGETALL", "HMGET", "HSCAN", "HSET",
-    "SSCAN", "XREAD",
+    "FCALL", "FCALL_RO", "FUNCTION|LOAD", "INFO", "HDEL", "HGET", "HGETALL", "HMGET", "HSCAN",
+    "HSET", "SSCAN", "XREAD",
 )  # fmt: skip
 """By our clients."""
 CALLED_INSIDE = (

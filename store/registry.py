@@ -8,6 +8,7 @@ from collections.abc import Callable
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.redis_functions import RedisFunctions
+from prefixfleet.store.signed import Seals, Unsigned
 
 MAX_CHANGES = 10
 """How often a change of the wish is tried again because another one came between."""
@@ -21,9 +22,14 @@ class WorkerRegistry:
     Every call raises `IndexUnavailable` instead of waiting past ``timeout_s``.
     """
 
-    def __init__(self, url: str, fleet: str, *, timeout_s: float = 1.0) -> None:
+    def __init__(
+        self, url: str, fleet: str, *, secret: bytes = b"", timeout_s: float = 1.0
+    ) -> None:
+        """``secret`` is the cluster's; who reads or changes the wish needs it."""
         self._functions = RedisFunctions(url, fleet, "registry", timeout_s=timeout_s)
+        self._seals = Seals(secret, fleet, "wish") if secret else None
         self.corrupt_records = 0
+        self.refused_wishes = 0
 
     async def prepare(self) -> None:
         """Check the server. Raises `ConfigError` or `IndexUnavailable`; see `RedisFunctions`."""
@@ -52,30 +58,69 @@ class WorkerRegistry:
         return sorted(records, key=lambda record: record.worker)
 
     async def wish(self) -> FleetWish:
-        """What the operator wishes; at first, nothing. Raises `ConfigError` if it is unreadable."""
-        return (await self._read_wish())[1]
+        """What the operator wishes; at first, nothing.
+
+        Raises:
+            ConfigError: it is unreadable, not signed with the secret, or an older one again; or
+                no secret is known here.
+        """
+        _, sealed = await self._stored_wish()
+        return self._opened(sealed)
 
     async def change_wish(self, change: Callable[[FleetWish], FleetWish]) -> FleetWish:
         """Replace the wish by ``change`` of it, which may be called again; what it is then.
+
+        One that is not signed, or an older one again, counts as nothing and is replaced.
 
         Raises:
             ConfigError: what is there now is unreadable, for example of another version.
         """
         for _ in range(MAX_CHANGES):
-            generation, before = await self._read_wish()
-            after = change(before)
+            generation, sealed = await self._stored_wish()
+            before = self._sound(sealed)
+            after = change(before or FleetWish())
             if after == before:
                 return after
-            if await self._functions.call("change_wish", generation, after.encode()):
+            if await self._write_wish(generation, after):
                 return after
         raise IndexUnavailable(f"the fleet's wish changed {MAX_CHANGES} times meanwhile; try again")
 
-    async def _read_wish(self) -> tuple[bytes, FleetWish]:
+    async def _write_wish(self, generation: bytes, wish: FleetWish) -> bool:
+        sealed = self._sealing().seal("", wish.encode())
+        return bool(await self._functions.call("change_wish", generation, sealed))
+
+    def _sealing(self) -> Seals:
+        if self._seals is None:
+            raise ConfigError(
+                "the fleet's wish is signed with the cluster secret: set PREFIXFLEET_SECRET_FILE"
+            )
+        return self._seals
+
+    def _opened(self, sealed: bytes | None) -> FleetWish:
+        seals = self._sealing()
+        if sealed is None:
+            seals.only(())
+            return FleetWish()
+        try:
+            return FleetWish.decode(seals.open("", sealed))
+        except Unsigned:
+            self.refused_wishes += 1
+            raise
+
+    def _sound(self, sealed: bytes | None) -> FleetWish | None:
+        """None if that is to be replaced, whatever it says."""
+        try:
+            return self._opened(sealed)
+        except Unsigned as error:
+            log.warning("to be replaced: %s", error)
+            return None
+
+    async def _stored_wish(self) -> tuple[bytes, bytes | None]:
         match await self._functions.ask("wish"):
             case [None, None]:
-                return b"0", FleetWish()
-            case [bytes(generation), bytes(record)]:
-                return generation, FleetWish.decode(record)
+                return b"0", None
+            case [bytes(generation), bytes(sealed)]:
+                return generation, sealed
             case reply:
                 raise IndexUnavailable(f"wish: got {reply!r:.80}, expected generation and record")
 

@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from prefixfleet.store.errors import PeerLost, ProtocolError
+from prefixfleet.store.populate import Populating
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.asking import AskingPeer
@@ -48,6 +49,7 @@ class _Mapped:
 
     def __init__(self, file: SharedFile) -> None:
         self.view = map_file(file)
+        self.populating = Populating(self.view, writable=False)
         self.users = 0
 
 
@@ -168,7 +170,7 @@ class ShmLink:
         """One connection to the file's owner is closed."""
         self._mapped[file].users -= 1
         if not self._mapped[file].users:
-            del self._mapped[file]
+            self._mapped.pop(file).populating.stop()
 
     def _map(self, file: SharedFile) -> memoryview:
         mapped = self._mapped.get(file) or self._mapped.setdefault(file, _Mapped(file))

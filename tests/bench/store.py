@@ -1,4 +1,4 @@
-"""Figures of the block store: pool operations, metadata, lookups, disk against fio, recovery.
+"""Figures of the block store: pages, pool operations, metadata, lookups, disk over fio, recovery.
 
 Run: python tests/bench/store.py [--json] [--blocks 1000000] [--dir FOLDER]
 The last line is one JSON object. fio is optional (Debian: apt-get install fio); without it the
@@ -18,9 +18,12 @@ import time
 import tracemalloc
 from pathlib import Path
 
+import numpy as np
+
 from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.populate import Populating
 from prefixfleet.store.slot import SlotLayout
 from prefixfleet.store.slot_files import SlotFiles
 
@@ -175,6 +178,31 @@ def bench_recovery(folder, num_blocks):
     return {"recovery_s_per_100k_blocks": round(seconds * 100_000 / num_blocks, 3)}
 
 
+def bench_pages(size):
+    """Processor time of writing a new mapping's bytes once, over writing them again: as it is made,
+    with its pages populated first, and of another process's mapping of the same file."""
+    fd = os.memfd_create("pool")
+    try:
+        os.posix_fallocate(fd, 0, size)
+        fresh, other, ready = (np.frombuffer(mmap.mmap(fd, size), np.uint8) for _ in range(3))
+        first, again = write_s(fresh), write_s(fresh)
+        shared = write_s(other)
+        populating = Populating(memoryview(ready))
+        while populating.running:
+            time.sleep(0.01)
+        populated = write_s(ready)
+    finally:
+        os.close(fd)
+    costs = {"first": first, "shared": shared, "populated": populated}
+    return {f"{name}_touch_over_write": round(cost / again, 2) for name, cost in costs.items()}
+
+
+def write_s(array):
+    began = time.process_time()
+    array[:] = 1
+    return time.process_time() - began
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="only the last line")
@@ -182,7 +210,7 @@ def main():
     parser.add_argument("--disk-mib", type=int, default=512)
     parser.add_argument("--dir", type=Path, help="folder on the disk to measure")
     options = parser.parse_args()
-    figures = bench_pool(options.blocks)
+    figures = bench_pages(256 * MIB) | bench_pool(options.blocks)
     with tempfile.TemporaryDirectory(dir=options.dir) as folder:
         figures |= bench_ssd(Path(folder), options.disk_mib * MIB)
         figures |= bench_recovery(Path(folder) / "recovery", min(100_000, options.blocks))

@@ -33,7 +33,10 @@ async def main(advertised: str) -> None:
     loop.add_signal_handler(signal.SIGTERM, stop.set)
     settings, fleet = WorkerSettings.read(os.environ), FleetSettings.read(os.environ)
     url = fleet.redis_url.get_secret_value()
-    index, registry = RedisIndex(url, fleet.fleet), WorkerRegistry(url, fleet.fleet)
+    index, registry = (
+        RedisIndex(url, fleet.fleet),
+        WorkerRegistry(url, fleet.fleet, secret=fleet.secret()),
+    )
     worker = ProxiedWorker(settings, index, registry)
     worker.advertised = advertised
     running, stopping = asyncio.create_task(worker.run()), asyncio.create_task(stop.wait())

@@ -6,6 +6,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from upstreams import SECRET
 
 from prefixfleet.cluster import __main__ as program
 from prefixfleet.cluster import operate
@@ -18,6 +19,8 @@ def here(tmp_path, monkeypatch, fleet):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("PREFIXFLEET_FLEET", fleet)
     monkeypatch.delenv("PREFIXFLEET_REDIS_URL", raising=False)
+    (tmp_path / "secret").write_bytes(SECRET)
+    monkeypatch.setenv("PREFIXFLEET_SECRET_FILE", str(tmp_path / "secret"))
 
 
 @pytest.fixture
@@ -33,7 +36,7 @@ def told(redis_url, fleet):
 
     def call(function):
         async def run():
-            registry = WorkerRegistry(redis_url, fleet, timeout_s=20)
+            registry = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
             try:
                 return await function(registry)
             finally:

@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from upstreams import SECRET
 
 from prefixfleet.cluster import rollout
 from prefixfleet.cluster.rollout import Group, Rollout, Step, next_step
@@ -111,7 +112,7 @@ class Recorded:
 @pytest.fixture
 async def registry(redis_url, fleet, monkeypatch):
     monkeypatch.setattr(rollout, "SETTLE_S", 0.0)
-    registry = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    registry = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
     yield registry
     await registry.close()
 
@@ -216,9 +217,23 @@ async def test_a_wish_of_another_version_stops_nothing_and_is_said_once(
     assert caplog.text.count("the fleet's wish cannot be read") == 1
 
 
+async def test_a_forged_wish_moves_nothing(registry, board, fleet):
+    groups = Recorded(registry)
+    await groups.announce()
+    forged = FleetWish(nodes=9, rollout=3, environ={"PREFIXFLEET_WORKER_MODEL": "/theirs"})
+    key = f"pf1:{{{fleet}}}:wish"
+    await registry._functions.command("HSET", key, "generation", 1, "record", forged.encode())
+    before = list(groups.running)
+
+    await Rollout(groups, registry, board).look()
+
+    assert groups.running == before
+    assert groups.done == []
+
+
 async def test_it_goes_on_without_redis(registry, board, monkeypatch):
     monkeypatch.setattr(rollout, "LOOK_S", 0.0)
-    gone = WorkerRegistry("redis://127.0.0.1:1/0", "f", timeout_s=0.2)
+    gone = WorkerRegistry("redis://127.0.0.1:1/0", "f", secret=SECRET, timeout_s=0.2)
     task = asyncio.create_task(Rollout(Recorded(registry), gone, board).run())
 
     done, _ = await asyncio.wait({task}, timeout=0.5)

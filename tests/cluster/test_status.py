@@ -6,8 +6,10 @@ from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+import redis.asyncio
 from rich.console import Console
 
+from prefixfleet.cluster import status
 from prefixfleet.cluster.run_state import RunDir
 from prefixfleet.cluster.status import read_status, show_status
 from prefixfleet.store.errors import ConfigError
@@ -79,3 +81,19 @@ def test_what_is_wished_is_shown():
     assert "update 2: X=[1]" in text
     assert "the last wish failed: replace: no [room]" in text
     assert "scaled" not in shown(FleetWish())
+
+
+async def test_a_wish_that_nobody_with_the_secret_wrote_is_said(redis_url, fleet, tmp_path):
+    directory = RunDir(tmp_path / fleet)
+    directory.create()
+    key = f"pf1:{{{fleet}}}:wish"
+    async with redis.asyncio.Redis.from_url(redis_url) as raw:
+        await raw.hset(key, mapping={"generation": 1, "record": FleetWish(nodes=9).encode()})
+
+    wish = await status._wish(redis_url, directory)
+
+    assert "not signed" in wish["refused"]
+    console = Console(file=io.StringIO(), width=200)
+    show_status({"fleet": "f", "phase": "ready", "endpoint": "e", "nodes": [], "workers": [],
+                 "degraded": [], "hit_rate": {}, "wish": wish}, console)  # fmt: skip
+    assert "the fleet's wish is not followed" in console.file.getvalue()

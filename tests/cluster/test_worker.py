@@ -10,6 +10,7 @@ import node_rig
 import pytest
 from eventually import alive, until
 from node_rig import PlainEngine, running_node, settings_of
+from upstreams import SECRET
 
 from prefixfleet.cluster.engine_probe import in_flight_of
 from prefixfleet.cluster.settings import WorkerSettings
@@ -30,7 +31,7 @@ async def index(redis_url, fleet):
 
 @pytest.fixture
 async def registry(redis_url, fleet):
-    registry = WorkerRegistry(redis_url, fleet)
+    registry = WorkerRegistry(redis_url, fleet, secret=SECRET)
     yield registry
     await registry.close()
 

@@ -1,6 +1,9 @@
 """The admin API: its key, draining, taking out and adding workers, on every router at once."""
 
+from typing import ClassVar
+
 import pytest
+import redis.asyncio
 from aiohttp import web
 from eventually import until
 from router_rig import Rig
@@ -189,6 +192,8 @@ async def test_without_redis_an_order_is_refused_and_changes_nothing(rig, key_fi
 class Kept(dict[str, bytes]):
     """Orders in memory, with the store's interface."""
 
+    refused: ClassVar[dict[str, str]] = {}
+
     async def give(self, worker, order):
         self[worker] = order
 
@@ -246,3 +251,16 @@ async def test_a_client_key_header_is_not_taken_for_the_admin_key(rig, key_file)
     status, _ = await admin(rig, "GET", "", headers={"X-Api-Key": KEY})
 
     assert status == 401
+
+
+async def test_a_forged_order_is_not_obeyed_and_said(rig, redis_url):
+    """Whoever may write to Redis adds a worker of its own and takes ours away."""
+    engine = await rig.engine()
+    router = await rig.start(engine)
+    async with redis.asyncio.Redis.from_url(redis_url) as raw:
+        await raw.hset(f"pf1:{{{rig.fleet}}}:worker_orders", "a", b'{"state":"removed"}')
+
+    await until(lambda: any(mode.name == "orders" for mode in router.degraded.modes()))
+    assert (await rig.post())[0] == 200
+    metrics = await (await rig.client.get("/metrics")).text()
+    assert "prefixfleet_refused_orders 1.0" in metrics

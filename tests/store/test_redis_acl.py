@@ -2,8 +2,9 @@
 
 import asyncio
 import re
+import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -11,14 +12,16 @@ import redis
 from eventually import until
 from indexes import chain_of, node_record, segments
 from redis_servers import index_at
-from upstreams import NAMESPACE
+from upstreams import NAMESPACE, SECRET
 
 from prefixfleet.store import redis_acl
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 from prefixfleet.store.redis_acl import CALLED, CALLED_INSIDE, CONNECTING, acl_rules
 from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.worker_orders import WorkerOrders
 
 CHAIN = chain_of("acl", 300)
 NAME, PASSWORD = "fleet-user", "password-of-the-user"
@@ -64,7 +67,7 @@ async def do_everything(url):
             async with asyncio.timeout(2):
                 async for _ in index.follow((await index.snapshot()).cursor):
                     pass
-    registry = WorkerRegistry(url, "f", timeout_s=20)
+    registry = WorkerRegistry(url, "f", secret=SECRET, timeout_s=20)
     record = WorkerRecord(
         worker="w",
         node="a",
@@ -84,7 +87,17 @@ async def do_everything(url):
     await registry.announce(record, ttl_s=60)
     assert await registry.workers() == [record]
     await registry.withdraw("w")
+    await registry.change_wish(lambda wish: replace(wish, nodes=2))
     await registry.close()
+    orders = WorkerOrders(url, "f", SECRET, timeout_s=20)
+    await orders.give("w", b"order")
+    assert await orders.all() == {"w": b"order"}
+    await orders.withdraw("w")
+    await orders.close()
+    board = LoadBoard(url, "f", "r", time.monotonic, timeout_s=20)
+    assert await board.exchange({}) == []
+    await board.leave()
+    await board.close()
     rights = PollRights(url, "f", "r", timeout_s=20)
     assert await rights.claim("http://e:1", ttl_s=0.01)
     await rights.close()

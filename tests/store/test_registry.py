@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 from eventually import until
+from upstreams import SECRET
 
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.records import FleetWish, WorkerRecord
@@ -15,7 +16,7 @@ from prefixfleet.store.registry import WorkerRegistry
 
 @pytest.fixture
 async def registry(redis_url, fleet):
-    made = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    made = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
     yield made
     await made.close()
 
@@ -156,13 +157,13 @@ async def test_changes_at_the_same_time_are_all_kept(registry):
 
 
 async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet):
-    other = WorkerRegistry(redis_url, fleet, timeout_s=20)
+    other = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
     count = 0
 
     async def disturb():
         await other.change_wish(lambda wish: replace(wish, rollout=wish.rollout + 1))
 
-    asked = registry._read_wish
+    asked = registry._stored_wish
 
     async def read_late():
         nonlocal count
@@ -171,7 +172,7 @@ async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet
         await disturb()
         return seen
 
-    registry._read_wish = read_late
+    registry._stored_wish = read_late
     with pytest.raises(IndexUnavailable, match="changed 10 times"):
         await registry.change_wish(lambda wish: replace(wish, nodes=7))
     assert count == 10
@@ -180,7 +181,7 @@ async def test_a_change_that_never_gets_its_turn_ends(registry, redis_url, fleet
 
 @pytest.mark.parametrize("record", [b"", b"\xc1", b"\x81\xa7version\x09"])
 async def test_an_unreadable_wish_is_an_error_and_is_not_replaced(registry, raw, fleet, record):
-    key = f"pf1:{{{fleet}}}:wish"
+    key, record = f"pf1:{{{fleet}}}:wish", registry._seals.seal("", record)
     await raw.hset(key, mapping={"generation": 1, "record": record})
 
     with pytest.raises(ConfigError, match="FleetWish"):

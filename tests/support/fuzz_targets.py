@@ -26,6 +26,7 @@ from prefixfleet.router.errors import Refusal
 from prefixfleet.router.framing import BadFraming, framing_of, parse_head
 from prefixfleet.router.inflate import inflate
 from prefixfleet.router.keys import Keys
+from prefixfleet.router.orders import decoded
 from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.tokens import Tokens, load_tokens
@@ -35,7 +36,7 @@ from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError, CorruptBlock, PeerRefused, ProtocolError
 from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.prefetch import Prefetch, encode_prefetch, open_prefetch, sign
-from prefixfleet.store.records import NodeRecord, Outcome, PullPlan, WorkerRecord
+from prefixfleet.store.records import FleetWish, NodeRecord, Outcome, PullPlan, WorkerRecord
 from prefixfleet.store.settings import FleetSettings
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.trtllm_events import decode_poll
@@ -194,6 +195,10 @@ def _body(data: bytes) -> None:
             prompt.prefix_chain(found, b"n" * 16, 16, KEY)
 
 
+def _worker_order(data: bytes) -> None:
+    decoded({"a": data})
+
+
 def _keys_file(data: bytes) -> None:
     with tempfile.NamedTemporaryFile(prefix="pf-fuzz-") as file:
         file.write(data)
@@ -297,6 +302,8 @@ _CHAT = {
 }
 _TEXT = {"model": "tiny", "prompt": ["a", [1, 2]], "max_tokens": 3, "kv_transfer_params": {"a": 1}}
 _KEYS = {"keys": [{"name": "a", "sha256": "0" * 64, "tenant": "t", "requests_per_s": 2.5}]}
+_WISH = FleetWish(draining=("n0",), nodes=2, environ={"A": "b"})
+_ORDER = b'{"entry":{"name":"a","url":"http://h:1","model":"m","model_path":"/m"}}'
 _LINES = (
     b'{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
     b'{"timestamp": "2026-01-02T03:04:05", "body": {"messages": [], "max_tokens": 4}}'
@@ -335,6 +342,8 @@ TARGETS = {
         Target("ranges", _ranges, (ProtocolError,), (wire.encode_ranges([Range(0, 4096)]),)),
         Target("node-record", NodeRecord.decode, (ConfigError,), (_NODE.encode(),)),
         Target("worker-record", WorkerRecord.decode, (ConfigError,), (_WORKER.encode(),)),
+        Target("fleet-wish", FleetWish.decode, (ConfigError,), (_WISH.encode(),)),
+        Target("worker-order", _worker_order, (), (b'{"state":"draining"}', _ORDER)),
         Target("pull-plan", PullPlan.decode, (ConfigError,), (PullPlan(request="r").encode(),)),
         Target("outcome", Outcome.decode, (ConfigError,), (_OUTCOME.encode(),)),
         Target(

@@ -67,7 +67,7 @@ class Rig:
         self.stack.push_async_callback(self.registry.close)
         records = [e.record() for e in engines] if records is None else records
         await self.announce(*records)
-        orders = WorkerOrders(self.redis_url, self.fleet)
+        orders = WorkerOrders(self.redis_url, self.fleet, SECRET)
         self.stack.push_async_callback(orders.close)
         loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
         self.stack.push_async_callback(loads.close)

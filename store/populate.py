@@ -1,0 +1,63 @@
+"""Pages of a pool get their places in this process's page table before anybody waits for them.
+
+A page that is touched for the first time costs many times what copying its bytes costs, and every
+process that maps a pool pays once a page. The kernel does it faster when it is asked for many.
+"""
+
+import ctypes
+import logging
+import mmap
+import os
+import threading
+
+import numpy as np
+
+log = logging.getLogger(__name__)
+
+SLICE_BYTES = 2 * 1024 * 1024
+"""About a millisecond's work: whoever maps or unmaps memory of this process waits for a slice."""
+_ADVICE = {False: 22, True: 23}  # MADV_POPULATE_READ and _WRITE of Linux 5.14
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+class Populating:
+    """A thread that goes once through ``memory``, a mapping, from its start, and ends. Owned by who
+    mapped it, who stops it when the mapping is not needed any more. It changes no byte.
+
+    ``writable`` says how the memory is mapped. A kernel that cannot do it (before Linux 5.14) is
+    logged; pages then get their places when they are first used.
+    """
+
+    def __init__(self, memory: memoryview, *, writable: bool = True) -> None:
+        self.done_bytes = 0
+        self._memory = np.frombuffer(memory, np.uint8)
+        self._advice = _ADVICE[writable]
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="prefixfleet-pages", daemon=True)
+        self._thread.start()
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._thread.is_alive()
+
+    def stop(self) -> None:
+        """It ends after the slice it is at; the mapping stays until then."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        address, size = self._memory.ctypes.data, self._memory.nbytes
+        lead = address % mmap.PAGESIZE  # the kernel wants whole pages
+        while self.done_bytes < size and not self._stop.is_set():
+            length = min(SLICE_BYTES, size - self.done_bytes)
+            if error := _advise(address + self.done_bytes - lead, length + lead, self._advice):
+                log.info("pages of a pool get their places at first use: %s", os.strerror(error))
+                return
+            self.done_bytes += length
+
+
+def _advise(address: int, length: int, advice: int) -> int:
+    """0, or the kernel's error number. The interpreter's lock is free meanwhile."""
+    failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
+    return ctypes.get_errno() if failed else 0

@@ -1,0 +1,71 @@
+"""A pool's pages are in the page table before they are used, and no byte of it changes."""
+
+import mmap
+import os
+import resource
+
+import pytest
+from eventually import until
+
+from prefixfleet.store.populate import SLICE_BYTES, Populating
+
+PAGE = mmap.PAGESIZE
+SIZE = 2 * SLICE_BYTES + 3 * PAGE
+
+
+@pytest.fixture
+def shared_file():
+    fd = os.memfd_create("pool")
+    os.posix_fallocate(fd, 0, SIZE)
+    yield fd
+    os.close(fd)
+
+
+def page_faults_of_reading(memory):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    assert sum(memory[::PAGE]) >= 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+@pytest.mark.parametrize("writable", [True, False])
+async def test_pages_are_there_before_they_are_used(shared_file, writable):
+    os.pwrite(shared_file, b"\x07" * 100, SLICE_BYTES - 50)
+    prot = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    memory = memoryview(mmap.mmap(shared_file, SIZE, prot=prot))
+
+    populating = Populating(memory, writable=writable)
+
+    await until(lambda: populating.done_bytes == SIZE)
+    assert page_faults_of_reading(memory) < SIZE // PAGE // 4
+    assert bytes(memory[SLICE_BYTES - 50 : SLICE_BYTES + 50]) == b"\x07" * 100
+    assert sum(memory) == 7 * 100
+
+
+async def test_a_view_that_begins_inside_a_page_is_gone_through_too(shared_file):
+    memory = memoryview(mmap.mmap(shared_file, SIZE, prot=mmap.PROT_READ))[PAGE + 64 :]
+
+    populating = Populating(memory, writable=False)
+
+    await until(lambda: populating.done_bytes == len(memory))
+
+
+async def test_memory_that_the_kernel_refuses_is_left_as_it_is(shared_file, caplog):
+    read_only = memoryview(mmap.mmap(shared_file, SIZE, prot=mmap.PROT_READ))
+
+    with caplog.at_level("INFO"):
+        populating = Populating(read_only, writable=True)  # it may not be written
+        await until(lambda: "at first use" in caplog.text)
+
+    assert populating.done_bytes == 0
+
+
+async def test_it_ends_when_it_is_stopped(shared_file):
+    big = 1 << 30
+    os.ftruncate(shared_file, big)
+    memory = memoryview(mmap.mmap(shared_file, big, prot=mmap.PROT_READ))
+    populating = Populating(memory, writable=False)
+
+    populating.stop()
+
+    await until(lambda: not populating.running)
+    assert populating.done_bytes < big

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from prefixfleet.router.app import lane_routes, make_app
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneRunner
 from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
 from prefixfleet.router.processes import run_processes
@@ -103,6 +104,7 @@ async def _serve(
         if options.sibling_socket:
             siblings = await serve_siblings(router, options.sibling_socket)
             stack.push_async_callback(siblings.cleanup)
+        look_seldom()
         await _listen(router, options)
 
 

@@ -179,7 +179,7 @@ class Dispatcher:
             held=held,
             expected=self.view.expected(chain),
             own=self._caches.leading(chain),
-            sources=longest(can_send, waits_s, self._block_s),
+            sources=longest(can_send, waits_s, self._block_s) if can_send else (),
         )
 
     def _lineup(self, workers: Sequence[Worker]) -> Lineup:

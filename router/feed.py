@@ -42,6 +42,7 @@ class Feed:
         self._follows = False  # the view is of the index that answers now, as far as we know
         self._absent: dict[Membership, int] = {}  # answers that lacked it, while the view followed
         self.gaps = 0
+        self._answered_s = 0.0  # of the loop's clock
         self.loaded = asyncio.Event()
 
     @property
@@ -49,8 +50,21 @@ class Feed:
         """Latest record of each live node, by name."""
         return self._records
 
+    @property
+    def lag_s(self) -> float:
+        """Seconds since the index answered last, while this runs; it is asked every `POLL_S`."""
+        return asyncio.get_running_loop().time() - self._answered_s
+
+    @property
+    def unpublished_blocks(self) -> int:
+        """Blocks that nodes hold and the index does not name yet, by their records."""
+        told = (record.stats.get("index") for record in self._records.values())
+        counts = (index.get("pending_blocks") for index in told if isinstance(index, dict))
+        return sum(count for count in counts if isinstance(count, int))
+
     async def run(self) -> None:
         """Follow until cancelled."""
+        self._answered_s = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._follow_events())
             tasks.create_task(self._follow_members())
@@ -96,6 +110,7 @@ class Feed:
     async def _read_members(self) -> None:
         known = set(self._view.members.values())
         listed = await self._index.members()
+        self._answered_s = asyncio.get_running_loop().time()
         self._empty_answers = 0 if listed else self._empty_answers + 1
         if known and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the index was emptied than every node died

@@ -110,6 +110,20 @@ class Metrics:
         self.workers = Gauge("prefixfleet_workers", "Known workers", ["state"], registry=r)
         self.nodes = Gauge("prefixfleet_nodes", "Live nodes in the view", registry=r)
         self.view_blocks = Gauge("prefixfleet_view_blocks", "Blocks in the view", registry=r)
+        self.waiting = Gauge(
+            "prefixfleet_waiting_requests", "Requests that wait here for a worker", registry=r
+        )
+        self.waiting_tokens = Gauge(
+            "prefixfleet_waiting_tokens", "Prompt tokens of those", registry=r
+        )
+        self.index_lag_s = Gauge(
+            "prefixfleet_index_lag_seconds", "Since the index answered last", registry=r
+        )
+        self.unpublished_blocks = Gauge(
+            "prefixfleet_index_unpublished_blocks",
+            "Blocks that nodes hold and have not told the index yet",
+            registry=r,
+        )
         self.view_gaps = Gauge("prefixfleet_view_gaps", "Lost event streams", registry=r)
         self.event_losses = Gauge(
             "prefixfleet_engine_event_losses",
@@ -128,6 +142,11 @@ class Metrics:
         """Set what is read rather than counted, after what is still to be counted."""
         router.afterwards.catch_up()
         self.in_flight.set(router.in_flight)
+        waiting = router.turns.load()
+        self.waiting.set(waiting.queued_requests)
+        self.waiting_tokens.set(waiting.queued_tokens)
+        self.index_lag_s.set(router.feed.lag_s)
+        self.unpublished_blocks.set(router.feed.unpublished_blocks)
         self.nodes.set(len(router.view.members))
         self.view_blocks.set(len(router.view))
         self.view_gaps.set(router.feed.gaps)

@@ -24,7 +24,10 @@ def status_of(router: Router) -> dict[str, Any]:
             "blocks": len(router.view),
             "gaps": router.feed.gaps,
             "loaded": router.feed.loaded.is_set(),
+            "lag_s": round(router.feed.lag_s, 3),
+            "unpublished_blocks": router.feed.unpublished_blocks,
         },
+        "waiting": structs.asdict(router.turns.load()),
         "hit_rate": summary(router.hit_ratios),
         "degraded": [
             {

@@ -6,7 +6,7 @@ without waiting for each other and a reader can prove every byte it got. Layout 
 """
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -24,26 +24,24 @@ assert HEADER_BYTES == 64
 class SlotLayout:
     """Size of a slot. Nodes exchange blocks only if their slot layouts are equal.
 
+    ``shard_bytes`` lie between one shard's header and the next, ``slot_bytes`` between one slot and
+    the next; both are multiples of `ALIGN_BYTES`.
+
     Raises:
         ConfigError: a number is below 1.
     """
 
     payload_bytes: int  # of one shard
     shards: int = 1
+    shard_bytes: int = field(init=False, repr=False, compare=False)
+    slot_bytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.payload_bytes < 1 or not 1 <= self.shards < 1 << 16:
             raise ConfigError(f"slot layout: got {self}, expected at least 1 byte and 1 shard")
-
-    @property
-    def shard_bytes(self) -> int:
-        """Bytes from one shard's header to the next."""
-        return -(-(HEADER_BYTES + self.payload_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes from one slot to the next; a multiple of `ALIGN_BYTES`."""
-        return self.shard_bytes * self.shards
+        pages = -(-(HEADER_BYTES + self.payload_bytes) // ALIGN_BYTES)
+        object.__setattr__(self, "shard_bytes", pages * ALIGN_BYTES)
+        object.__setattr__(self, "slot_bytes", pages * ALIGN_BYTES * self.shards)
 
     def payload(self, slot: memoryview, shard: int = 0) -> memoryview:
         """The payload of one shard inside a slot's memory."""
@@ -56,11 +54,8 @@ def seal(
 ) -> None:
     """Write the header of a shard whose payload is complete; the checksum covers the payload."""
     checksum = xxhash.xxh3_64(layout.payload(slot, shard)).intdigest()
-    header = _HEADER.pack(
-        _MAGIC, namespace, block, layout.payload_bytes, checksum, shard, layout.shards
-    )
     start = shard * layout.shard_bytes
-    slot[start : start + HEADER_BYTES] = header
+    slot[start : start + HEADER_BYTES] = _header(layout, namespace, block, shard, checksum)
 
 
 def verify(
@@ -92,7 +87,7 @@ class ShardProof:
         start = shard * layout.shard_bytes
         self._header = slot[start : start + HEADER_BYTES]
         self._payload = layout.payload(slot, shard)
-        self._expected = _expected(layout, namespace, block, shard)
+        self._wanted = (layout, namespace, block, shard)
         self._hasher = xxhash.xxh3_64()
         self._hashed = 0
 
@@ -106,7 +101,7 @@ class ShardProof:
     def finish(self) -> None:
         """The whole shard is in place. Raises `CorruptBlock`, as `verify` does."""
         self.arrived(HEADER_BYTES + self._payload.nbytes)
-        _prove(bytes(self._header), self._hasher.intdigest(), self._expected)
+        _prove(bytes(self._header), _header(*self._wanted, self._hasher.intdigest()))
 
 
 def copy_out(
@@ -128,18 +123,18 @@ def copy_out(
     header = bytes(slot[start : start + HEADER_BYTES])
     target[:] = layout.payload(slot, shard)
     checksum = xxhash.xxh3_64(target).intdigest()
-    _prove(header, checksum, _expected(layout, namespace, block, shard))
+    _prove(header, _header(layout, namespace, block, shard, checksum))
 
 
-def _expected(
-    layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int
-) -> tuple[object, ...]:
-    return (_MAGIC, namespace, block, layout.payload_bytes, shard, layout.shards)
+def _header(
+    layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int, checksum: int
+) -> bytes:
+    return _HEADER.pack(
+        _MAGIC, namespace, block, layout.payload_bytes, checksum, shard, layout.shards
+    )
 
 
-def _prove(header: bytes, checksum: int, expected: tuple[object, ...]) -> None:
-    got = _HEADER.unpack(header)
-    if (*got[:4], *got[5:]) != expected:
-        raise CorruptBlock(f"slot header: got {got}, expected {expected}")
-    if checksum != got[4]:
-        raise CorruptBlock(f"slot {expected}: checksum {checksum:#x}, header says {got[4]:#x}")
+def _prove(header: bytes, expected: bytes) -> None:
+    if header != expected:
+        got, wanted = _HEADER.unpack(header), _HEADER.unpack(expected)
+        raise CorruptBlock(f"slot header: got {got}, expected {wanted}")

@@ -26,7 +26,7 @@ from prefixfleet.transfer.link import Arrived, Deadline, Range, after, check_len
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
 
-REQUEST_BYTES = 16 * 1024 * 1024
+REQUEST_BYTES = 32 * 1024 * 1024
 """One READ asks for about so much."""
 WINDOW = 2
 """READs of one `read` that may be under way: the sender never waits for our next question."""

@@ -105,7 +105,7 @@ class Leases:
 
 
 def _take_out(counts: Counter[int], slots: Sequence[int]) -> None:
-    counts.subtract(slots)
     for slot in slots:
+        counts[slot] -= 1
         if not counts[slot]:
-            del counts[slot]
+            counts.pop(slot)

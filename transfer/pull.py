@@ -28,8 +28,9 @@ from prefixfleet.transfer.source import Reader
 
 log = logging.getLogger(__name__)
 
-PORTION_BYTES = 16 * 1024 * 1024
-MULTI_BYTES = 32 * 1024 * 1024
+PORTION_BYTES = 32 * 1024 * 1024
+"""A portion costs both ends together 0.8 ms of processor time, however few bytes it brings."""
+MULTI_BYTES = 2 * PORTION_BYTES
 """Pulls of at least so many bytes are made from several sources at once, if there are any."""
 MAX_AT_ONCE = 3
 SAMPLE_BLOCKS = 256

@@ -21,7 +21,7 @@ MAX_PARTS = 128
 IN_THREAD_BYTES = 1024 * 1024
 """Shorter runs are not worth the way to a thread and back."""
 CALL_BYTES = 1024 * 1024
-"""A thread's system call moves about so much: then we know that the peer lives."""
+"""A thread's system call receives about so much: then we know that the peer lives."""
 AHEAD_BYTES = 1024
 """A short receive takes so much if it is there: mostly a frame's header and its body at once. A
 multiple of the header's size, which keeps what follows it on the same cache lines."""
@@ -127,7 +127,7 @@ class Stream:
         while done < len(views):
             began = time.monotonic()
             try:
-                count = self._sock.sendmsg(_some(views, done))
+                count = self._sock.sendmsg(views[done : done + MAX_PARTS])
             except BlockingIOError:
                 self._wait_blocking(select.POLLOUT, began)
                 continue

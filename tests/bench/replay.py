@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -144,6 +145,7 @@ def main() -> int:
     p.add_argument("--requests", type=int, help="of each trace a round")
     p.add_argument("--rounds", type=int, default=2)
     options = p.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends this leaves no fleet
     found: dict[str, Any] = {}
     for nodes in options.nodes:
         with (

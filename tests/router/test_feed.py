@@ -116,6 +116,24 @@ async def test_lives_that_the_index_forgot_match_until_their_nodes_have_publishe
     await until(lambda: view.leading(CHAIN)["a"] == 6)
 
 
+async def test_what_nodes_have_not_published_yet_and_how_old_the_answer_is_can_be_read(
+    index, monkeypatch
+):
+    feed = Feed(index, View(time.monotonic), Degraded(time.monotonic))
+    running = asyncio.create_task(feed.run())
+    for name, pending in (("a", 8), ("b", 2)):
+        member = await joined(index, name, 1)
+        await index.real.renew(member, told(member, pending))
+    await until(lambda: feed.unpublished_blocks == 10)
+
+    monkeypatch.setattr(feed_module, "POLL_S", 3_600)  # nobody asks any more
+    await answers(index, 1)
+    lag_s = feed.lag_s
+    await until(lambda: feed.lag_s > lag_s + 0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
 async def test_a_lease_that_ended_without_an_event_is_forgotten_all_the_same(index, view):
     await joined(index, "a", 10)
     member = await joined(index, "b", 4)

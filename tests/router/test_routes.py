@@ -1,6 +1,9 @@
 """Every route of an engine is reachable; those with a prompt are routed by it."""
 
+import asyncio
+
 import pytest
+from eventually import until
 from upstreams import NAMESPACE, UNPLANNED, whole
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
@@ -179,6 +182,33 @@ async def test_status_says_what_there_is(rig):
     assert status["hit_rate"]["count"] == 1
     assert set(status["hit_rate"]) == {"count", "mean", "p50", "p90", "p99"}
     assert status["degraded"] == []
+
+
+async def test_what_waits_here_for_a_worker_and_how_old_the_view_is_are_shown(rig):
+    async def hold(engine, request, asked):
+        await may_answer.wait()
+        return await whole(engine, request, asked)
+
+    may_answer = asyncio.Event()
+    engine = await rig.engine(behave=hold, prefill_tokens_per_s=1.0)
+    router = await rig.start(engine)
+    asked = [asyncio.create_task(rig.post(prompt=str(number))) for number in range(3)]
+    await until(lambda: len(router.turns) == 2)  # the first one is at the engine
+
+    async with rig.client.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    async with rig.client.get("/status") as response:
+        status = await response.json()
+    may_answer.set()
+    await asyncio.gather(*asked)
+
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert values["prefixfleet_waiting_requests"] == "2.0"
+    assert float(values["prefixfleet_waiting_tokens"]) > 0
+    assert float(values["prefixfleet_index_lag_seconds"]) >= 0
+    assert values["prefixfleet_index_unpublished_blocks"] == "0.0"
+    assert status["waiting"]["queued_requests"] == 2
+    assert status["view"]["unpublished_blocks"] == 0
 
 
 async def test_an_engine_that_hashes_live_traffic_otherwise_is_noticed(rig):

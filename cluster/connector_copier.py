@@ -10,20 +10,17 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import torch
-
-from prefixfleet.cluster.connector_paged import PagedKv
+from prefixfleet.cluster.connector_paged import BATCH_BLOCKS, PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.connector_records import Load, Save
+from prefixfleet.cluster.connector_staging import Moment
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import CorruptBlock, FleetError, PeerLost
 
 log = logging.getLogger(__name__)
 
-BATCH_BLOCKS = 8
-"""Blocks copied by one call; a load waits for one batch of a save at most."""
 CLOSE_S = 5.0
 
 
@@ -44,10 +41,14 @@ class SaveDone:
     dropped: int
 
 
-@dataclass(frozen=True, slots=True)
-class _SaveJob:
+class _LoadJob(NamedTuple):
+    load: Load
+    after: Moment | None  # what may still use the blocks as others' is done
+
+
+class _SaveJob(NamedTuple):
     save: Save
-    after: torch.cuda.Event | None  # the forward that filled the blocks
+    after: Moment | None  # the forward that filled the blocks is done
 
 
 class Copier:
@@ -61,10 +62,10 @@ class Copier:
     def __init__(self, paged: PagedKv, pool: RankPool) -> None:
         self._paged = paged
         self._pool = pool
-        self._row_views = [row.numpy().data for row in paged.staging]
+        self._row_views = [row.numpy().data for row in paged.rows]
         self._thread = threading.Thread(target=self._run, name="prefixfleet-copier", daemon=True)
         self._changed = threading.Condition()
-        self._loads: deque[Load] = deque()
+        self._loads: deque[_LoadJob] = deque()
         self._saves: deque[_SaveJob] = deque()
         self._open_loads = 0
         self._open_saves: set[int] = set()
@@ -86,14 +87,14 @@ class Copier:
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
 
-    def load(self, loads: Sequence[Load]) -> None:
-        """Queue loads."""
+    def load(self, loads: Sequence[Load], after: Moment | None) -> None:
+        """Queue loads into blocks that nothing uses which the engine launches after ``after``."""
         with self._changed:
-            self._loads.extend(loads)
+            self._loads.extend(_LoadJob(load, after) for load in loads)
             self._open_loads += len(loads)
             self._changed.notify_all()
 
-    def save(self, saves: Sequence[Save], after: torch.cuda.Event | None) -> None:
+    def save(self, saves: Sequence[Save], after: Moment | None) -> None:
         """Queue saves; ``after`` is the forward that filled their blocks."""
         with self._changed:
             self._saves.extend(_SaveJob(save, after) for save in saves)
@@ -126,29 +127,27 @@ class Copier:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            if isinstance(job, Load):
+            if isinstance(job, _LoadJob):
                 began = time.monotonic()
-                good = self._load(job)
-                self._end_load(LoadDone(job, good, time.monotonic() - began))
+                self._end_load(LoadDone(job.load, self._load(job), time.monotonic() - began))
             else:
                 self._end_batch(job, kept=self._save_batch(job))
 
-    def _next(self) -> Load | _SaveJob | None:
+    def _next(self) -> _LoadJob | _SaveJob | None:
         with self._changed:
             self._changed.wait_for(lambda: self._loads or self._saves or self._closing)
             if self._closing:
                 return None
             return self._loads.popleft() if self._loads else self._saves.popleft()
 
-    def _load(self, load: Load) -> int:
+    def _load(self, job: _LoadJob) -> int:
         """Number of leading blocks that arrived."""
-        good = 0
+        good, blocks = 0, job.load.blocks
         try:
-            for start in range(0, len(load.blocks), BATCH_BLOCKS):
-                batch = load.blocks[start : start + BATCH_BLOCKS]
+            for start in range(0, len(blocks), BATCH_BLOCKS):
+                batch = blocks[start : start + BATCH_BLOCKS]
                 staged = self._stage(batch)
-                ids = [block_id for *_, block_id in batch[:staged]]
-                self._paged.write(ids, self._paged.staging[:staged])
+                self._paged.write([block_id for *_, block_id in batch[:staged]], job.after)
                 good += staged
                 if staged < len(batch):
                     break
@@ -157,10 +156,11 @@ class Copier:
         return good
 
     def _stage(self, batch: Sequence[tuple[int, BlockHash, int]]) -> int:
-        """Copy slots to the staging rows, proved; the number of leading ones that could be."""
+        """Copy slots to the paged KV's rows, proved; the number of leading ones that could be."""
         for i, (slot, block, _) in enumerate(batch):
             try:
                 self._pool.copy_out(slot, block, self._row_views[i])
+                self._paged.send(i)
             except FleetError as error:
                 _log(error, "a block is not loaded but computed")
                 if isinstance(error, CorruptBlock):
@@ -234,7 +234,7 @@ class Copier:
         with self._changed:
             if kept == BATCH_BLOCKS and rest and save.number not in self._cancelled:
                 parent = save.blocks[kept - 1][0]
-                self._saves.appendleft(replace(job, save=replace(save, parent=parent, blocks=rest)))
+                self._saves.appendleft(job._replace(save=replace(save, parent=parent, blocks=rest)))
                 return
             self._open_saves.discard(save.number)
             self._cancelled.discard(save.number)

@@ -3,26 +3,28 @@
 Must not know slots, hashes or the daemon.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
+from prefixfleet.cluster.connector_staging import Moment, StagedCopies
 from prefixfleet.kernels.encoding import is_storable
 from prefixfleet.kernels.mover import mover_for
 from prefixfleet.kernels.paged import PagedLayout
 
+BATCH_BLOCKS = 8
+"""Blocks copied by one call; a load waits for one batch of a save at most."""
+
 
 class PagedKv:
     """Owned by the engine, which computes into it; the copier's thread reads and writes blocks
-    that the engine has promised not to touch, at most ``batch`` by one call.
+    that the engine has promised not to touch, at most `BATCH_BLOCKS` by one call.
 
-    On a GPU the copies run on a stream of their own, through a buffer on the device: `mark`
-    orders a later `read` after what the engine has launched so far. Both copies are complete
-    when they return.
+    Both copies are complete when they return. On a GPU `mark` orders them behind what the engine
+    has launched so far; on a CPU that is done when it is launched.
 
     Raises:
-        ValueError: no mover can copy blocks of these tensors.
+        ValueError: no mover can copy blocks of these tensors, or CUDA gives no page-locked rows.
     """
 
     def __init__(
@@ -30,73 +32,53 @@ class PagedKv:
         caches: Mapping[str, torch.Tensor],
         layout: PagedLayout,
         encoding: str = "exact",
-        *,
-        batch: int,
     ) -> None:
         self._mover = mover_for(caches, layout, encoding)
         self._encoding = encoding
         self.payload_bytes = self._mover.payload_bytes
-        self._device = next(iter(caches.values())).device
-        self._stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-            self._on_device = self._rows(batch, device=self._device)
-        self.staging = self._rows(batch, pin_memory=self._stream is not None)
-        """Private host buffers, one block each, that `write` copies from fast."""
+        self._staged: StagedCopies | None = None
+        device = next(iter(caches.values())).device
+        if device.type == "cuda":
+            from prefixfleet.cluster.connector_cuda import staged_copies  # only where a GPU is
 
-    def mark(self) -> torch.cuda.Event | None:
-        """Call in the engine's thread after the forward that filled the blocks."""
-        if self._stream is None:
-            return None
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(self._device))
-        return event
+            self._staged = staged_copies(self._mover, device, BATCH_BLOCKS)
+            self.rows = self._staged.host_rows
+        else:
+            size = self.payload_bytes
+            self.rows = [torch.empty(size, dtype=torch.uint8) for _ in range(BATCH_BLOCKS)]
+        """Private host buffers, one block each: filled, told of by `send`, taken by `write`."""
+
+    def mark(self) -> Moment | None:
+        """Call in the engine's thread: after the forward that filled the blocks of a `read`,
+        before the step in which blocks of a `write` are free for it.
+        """
+        return self._staged.mark_engine() if self._staged else None
 
     def read(
-        self,
-        block_ids: Sequence[int],
-        targets: Sequence[memoryview],
-        after: torch.cuda.Event | None,
+        self, block_ids: Sequence[int], targets: Sequence[memoryview], after: Moment | None
     ) -> None:
         """Copy blocks out. Raises `ValueError` for an id or a size that does not fit."""
-        if self._stream is None:
+        if self._staged is None:
             self._mover.gather(block_ids, targets)
-            return
-        with self._own_stream(self._stream, after):
-            rows = self._on_device[: len(block_ids)]
-            self._mover.gather(block_ids, rows)
-            for row, target in zip(rows, targets, strict=True):
-                torch.frombuffer(target, dtype=torch.uint8).copy_(row)
+        else:
+            assert after is not None
+            self._staged.read(block_ids, targets, after)
 
     def is_storable(self, payload: memoryview) -> bool:
         """Whether what `read` copied is the block; 8 bits cannot hold one that is not finite."""
         return is_storable(payload, self._encoding)
 
-    def write(self, block_ids: Sequence[int], sources: Sequence[torch.Tensor]) -> None:
-        """Copy blocks in. Raises `ValueError` for an id, a size or a payload that does not fit;
-        nothing is written then.
+    def send(self, row: int) -> None:
+        """``row`` holds a block for the next `write`; its way to the device may begin."""
+        if self._staged is not None:
+            self._staged.send(row)
+
+    def write(self, block_ids: Sequence[int], after: Moment | None) -> None:
+        """Copy the first rows, sent, into blocks. Raises `ValueError` for an id or a payload that
+        does not fit; nothing is written then.
         """
-        if self._stream is None:
-            self._mover.scatter(block_ids, sources)
-            return
-        with self._own_stream(self._stream, None):
-            rows = self._on_device[: len(block_ids)]
-            for row, source in zip(rows, sources, strict=True):
-                row.copy_(source, non_blocking=True)
-            self._mover.scatter(block_ids, rows)
-
-    @contextmanager
-    def _own_stream(
-        self, stream: torch.cuda.Stream, after: torch.cuda.Event | None
-    ) -> Iterator[None]:
-        with torch.cuda.stream(stream):
-            if after is not None:
-                stream.wait_event(after)
-            yield
-            stream.synchronize()
-
-    def _rows(self, count: int, **where: object) -> list[torch.Tensor]:
-        return [
-            torch.empty(self.payload_bytes, dtype=torch.uint8, **where)  # type: ignore[call-overload]
-            for _ in range(count)
-        ]
+        if self._staged is None:
+            self._mover.scatter(block_ids, self.rows[: len(block_ids)])
+        else:
+            assert after is not None
+            self._staged.write(block_ids, after)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from prefixfleet.cluster.connector_copier import BATCH_BLOCKS, Copier, LoadDone, SaveDone
+from prefixfleet.cluster.connector_copier import Copier, LoadDone, SaveDone
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.connector_records import Report, Step
@@ -51,7 +51,7 @@ class WorkerHalf:
         Raises `ValueError` if nothing can copy blocks of these tensors.
         """
         self._rank = rank
-        self._paged = PagedKv(caches, layout, namespace.encoding, batch=BATCH_BLOCKS)
+        self._paged = PagedKv(caches, layout, namespace.encoding)
         self._namespace = namespace
         self._start_copier()
         return self._paged.payload_bytes
@@ -65,13 +65,15 @@ class WorkerHalf:
     def begin(self, step: Step) -> None:
         """Before the step is computed: let go of blocks that it may overwrite, start its loads.
 
-        The blocks of a load belong to nobody else, so nothing that is computed can touch them.
+        The blocks of a load belong to nobody else, so nothing that is computed from now on can
+        touch them; what is still running on a GPU may be their last owner's.
         """
         if step.era != self._era:
             self._start_era(step.era)
         if self._copier is not None:
             self._copier.cancel(step.cancelled)
-            self._copier.load(step.loads)
+            if step.loads:
+                self._copier.load(step.loads, self._paged.mark())
 
     def end(self, step: Step) -> None:
         """After the step is computed: start its saves."""

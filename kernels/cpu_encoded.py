@@ -24,6 +24,7 @@ from prefixfleet.kernels.encoding import (
     sections,
 )
 from prefixfleet.kernels.paged import PagedLayout, block_views
+from prefixfleet.kernels.planes import Plane
 from prefixfleet.kernels.slots import (
     Slot,
     addresses,
@@ -73,6 +74,10 @@ class EncodedCpuMover:
         for slot, groups in zip(slots, poisoned.tolist(), strict=True):
             first = bytearray(poisoned_header(self._header, groups))
             slot[: HEADER.size].copy_(torch.frombuffer(first, dtype=torch.uint8))
+
+    def check(self, slots: Sequence[Slot]) -> None:
+        """As `BlockMover.check`; `scatter` does it too."""
+        check_headers([as_bytes(slot, self.payload_bytes) for slot in slots], self._header)
 
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
         """As `reference.scatter`; slots start on 16-byte boundaries."""
@@ -140,7 +145,8 @@ class _Sections(NamedTuple):
             view, plane = views[section.page], section.plane
             item = view.element_size()
             where: list[int] = []
-            for starts in (plane.groups, plane.rows):
+            one_run, width = _one_run(plane)
+            for starts in (plane.groups, one_run):
                 in_bytes = tuple(start * item for start in starts)
                 if in_bytes not in places:
                     places[in_bytes] = (len(offsets), len(offsets) + len(in_bytes))
@@ -148,9 +154,19 @@ class _Sections(NamedTuple):
                 where.extend(places[in_bytes])
             kind = kinds.index(_kind(section, views))
             at = (view.data_ptr(), _block_bytes(view), section.scales, section.data, section.end)
-            rows.append((kind, *at, plane.width, *where))
+            rows.append((kind, *at, width, *where))
         table = np.array(rows, np.int64)
         return cls((kinds[0], kinds[-1]), table, np.array(offsets, np.int64))
+
+
+def _one_run(plane: Plane) -> tuple[tuple[int, ...], int]:
+    """(rows, width) of a plane, as one long row where a group's rows follow one another: a row of
+    32 elements costs the loops as much to begin as to do.
+    """
+    step = plane.width
+    if plane.column_scales or plane.rows != tuple(range(0, len(plane.rows) * step, step)):
+        return plane.rows, step
+    return (0,), len(plane.rows) * step
 
 
 def _kind(section: Section, views: Sequence[torch.Tensor]) -> Kind:

@@ -30,6 +30,11 @@ class ExactCpuMover:
             for part in self._parts:
                 np.copyto(part.of(slot), part.blocks[block])
 
+    def check(self, slots: Sequence[Slot]) -> None:
+        """As `BlockMover.check`: any bytes of the right number are exact blocks."""
+        for slot in slots:
+            as_bytes(slot, self.payload_bytes)
+
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
         """As `reference.scatter`."""
         check_ids(self._layout, block_ids, len(slots))

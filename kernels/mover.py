@@ -10,7 +10,6 @@ import torch
 
 from prefixfleet.kernels.cpu_exact import ExactCpuMover
 from prefixfleet.kernels.encoding import encoding_of
-from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.kernels.slots import Slot
 
@@ -23,17 +22,21 @@ class BlockMover(Protocol):
     def gather(self, block_ids: Sequence[int], outs: Sequence[Slot]) -> None:
         """Copy blocks into slots, encoded. Raises `ValueError` before anything is written."""
 
+    def check(self, slots: Sequence[Slot]) -> None:
+        """Raises `ValueError` unless slots in host memory are what `scatter` decodes."""
+
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
-        """Decode slots into blocks. Raises `ValueError` before anything is written."""
+        """Decode slots into blocks. Raises `ValueError` before anything is written.
+
+        On a GPU slots have passed `check` before they got there: looking into them now would wait
+        for the GPU.
+        """
 
 
 def mover_for(
-    caches: Mapping[str, torch.Tensor],
-    layout: PagedLayout,
-    encoding: str = "exact",
-    host: HostMemory | None = None,
+    caches: Mapping[str, torch.Tensor], layout: PagedLayout, encoding: str = "exact"
 ) -> BlockMover:
-    """The fastest mover for where ``caches`` lie; for a GPU, ``host`` is the registered pool.
+    """The fastest mover for where ``caches`` lie; for a GPU, slots are memory of that GPU.
 
     Raises:
         ValueError: the encoding is unknown or cannot hold this layout, or the device is neither
@@ -49,5 +52,5 @@ def mover_for(
     if device == "cuda":
         from prefixfleet.kernels.triton_mover import TritonMover  # only where a GPU is
 
-        return TritonMover(caches, layout, encoding, host)
+        return TritonMover(caches, layout, encoding)
     raise ValueError(f"paged KV on {device!r}: expected 'cpu' or 'cuda'")

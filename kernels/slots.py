@@ -47,9 +47,11 @@ def as_bytes(slot: Slot, expected: int) -> torch.Tensor:
 
 
 def check_headers(slots: Sequence[torch.Tensor], expected: bytes) -> None:
-    """Raises `ValueError` unless every encoded slot says that it is what the reader decodes."""
+    """Raises `ValueError` unless every encoded slot, in host memory, says that it is what the
+    reader decodes.
+    """
     for slot in slots:
-        check_payload(slot[: HEADER.size].cpu().numpy().tobytes(), expected)
+        check_payload(slot[: HEADER.size].numpy().tobytes(), expected)
 
 
 def addresses(slots: Sequence[torch.Tensor]) -> list[int]:

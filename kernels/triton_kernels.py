@@ -1,9 +1,9 @@
 """Triton kernels that copy, encode or decode planes between paged KV and slots, by address.
 
 One program serves one group (or run) of one page of one block. Pages and slots are tables of
-64-bit addresses, so a launch covers any number of layers, allocations and slots; a slot may be
-device memory or registered host memory. ``KV`` is the KV dtype. Names in ``_bytes`` count bytes,
-all others elements; ``ALIGN``, in elements, divides the start of every run.
+64-bit addresses, so a launch covers any number of layers, allocations and slots. ``KV`` is the KV
+dtype. Names in ``_bytes`` count bytes, all others elements; ``ALIGN``, in elements, divides the
+start of every run.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"

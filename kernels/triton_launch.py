@@ -28,11 +28,10 @@ class Batch(NamedTuple):
 
     @classmethod
     def on(cls, device: torch.device, block_ids: Sequence[int], slots: Sequence[int]) -> "Batch":
-        return cls(
-            torch.tensor(block_ids, dtype=torch.int64, device=device),
-            torch.tensor(slots, dtype=torch.int64, device=device),
-            torch.zeros(len(slots), dtype=torch.int32, device=device),
-        )
+        locked = device.type == "cuda"  # else the copy would wait for all that is enqueued
+        tables = [torch.tensor(t, dtype=torch.int64, pin_memory=locked) for t in (block_ids, slots)]
+        ids, starts = (table.to(device, non_blocking=True) for table in tables)
+        return cls(ids, starts, torch.zeros(len(slots), dtype=torch.int32, device=device))
 
 
 @dataclass(frozen=True, slots=True)

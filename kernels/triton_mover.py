@@ -1,9 +1,9 @@
 """Gather and scatter on a GPU: kernels read and write the slots themselves, in one pass.
 
-A slot is device memory, or host memory registered with the GPU (`host_memory`): then a kernel's
-coalesced loads and stores are the transfer, without a staging copy, and 8-bit blocks cross the
-bus at half the bytes. Work is enqueued on the current stream; slots and blocks must stay as they
-are until it is done.
+A slot is memory of the same device: the copy engines move it to the host and back, beside the
+kernels of an engine, where a kernel that reaches over the bus would hold multiprocessors for as
+long. Work is enqueued on the current stream; slots and blocks must stay as they are until it is
+done.
 """
 
 from collections import defaultdict
@@ -20,7 +20,6 @@ from prefixfleet.kernels.encoding import (
     header,
     sections,
 )
-from prefixfleet.kernels.host_memory import HostMemory
 from prefixfleet.kernels.paged import PagedLayout, block_views, runs_of
 from prefixfleet.kernels.slots import (
     Slot,
@@ -39,8 +38,6 @@ _COUNT_WORD = 12  # of the header's 16 words: poisoned groups
 class TritonMover:
     """Moves blocks of one set of caches in one encoding. Holds views of the caches.
 
-    ``host`` is the registered memory that slots outside the device must lie in.
-
     Raises:
         ValueError: the layout cannot be held in this encoding.
     """
@@ -50,9 +47,8 @@ class TritonMover:
         caches: Mapping[str, torch.Tensor],
         layout: PagedLayout,
         encoding: str = "exact",
-        host: HostMemory | None = None,
     ) -> None:
-        self._layout, self._encoding, self._host = layout, encoding_of(encoding), host
+        self._layout, self._encoding = layout, encoding_of(encoding)
         self._views = block_views(caches, layout)  # keeps alive what launches know by address
         self._device = self._views[0].device
         self._copies, self._planes = _launches(self._views, layout, encoding)
@@ -75,14 +71,18 @@ class TritonMover:
                 batch.slots, self._template.view(torch.int32), batch.poisoned, COUNT_AT=_COUNT_WORD
             )
 
+    def check(self, slots: Sequence[Slot]) -> None:
+        """As `BlockMover.check`."""
+        if self._header:
+            check_headers([as_bytes(slot, self.payload_bytes) for slot in slots], self._header)
+
     def scatter(self, block_ids: Sequence[int], slots: Sequence[Slot]) -> None:
-        """As `reference.scatter`, enqueued; slots start on 16-byte boundaries."""
+        """As `reference.scatter` of slots that `check` passed, enqueued; slots start on 16-byte
+        boundaries.
+        """
         check_ids(self._layout, block_ids, len(slots))
         check_distinct(block_ids)
-        sources = [as_bytes(slot, self.payload_bytes) for slot in slots]
-        if self._header:
-            check_headers(sources, self._header)
-        batch = self._batch(block_ids, sources)
+        batch = self._batch(block_ids, [as_bytes(slot, self.payload_bytes) for slot in slots])
         if not len(batch.slots):
             return
         for copy in self._copies:
@@ -92,16 +92,9 @@ class TritonMover:
 
     def _batch(self, block_ids: Sequence[int], slots: Sequence[torch.Tensor]) -> Batch:
         for slot in slots:
-            if slot.device != self._device and not self._reaches(slot):
-                raise ValueError(
-                    f"slot: got memory on {slot.device} that {self._device} cannot reach; "
-                    "register the pool (host_memory.registered) before the first gather"
-                )
+            if slot.device != self._device:
+                raise ValueError(f"slot: got memory on {slot.device}, expected {self._device}")
         return Batch.on(self._device, block_ids, addresses(slots))
-
-    def _reaches(self, slot: torch.Tensor) -> bool:
-        host = self._host
-        return host is not None and host.holds(slot.data_ptr(), slot.numel())
 
 
 def _launches(

@@ -38,6 +38,11 @@ class _Followed:
     task: asyncio.Task[None]
     prompts: int = 0
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether another router of the fleet hears its events, which are told once."""
+        return isinstance(self.follower, EnginePoller) and self.follower.elsewhere
+
 
 class EngineFeed:
     """Owned by the router's event loop. `follow` says whom to follow; `close` ends it. ``tls`` is
@@ -77,8 +82,13 @@ class EngineFeed:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """Blocks held, what is known of them and what was lost, by worker."""
-        return {n: numbers_of(one.follower, one.mirror) for n, one in self._followed.items()}
+        """Blocks held, what is known of them and what was lost, by worker; and whether another
+        router of the fleet follows it, so that nothing is known of it here.
+        """
+        return {
+            n: numbers_of(one.follower, one.mirror) | {"followed_by_another_router": one.elsewhere}
+            for n, one in self._followed.items()
+        }
 
     def losses(self) -> dict[str, dict[str, int]]:
         """What went wrong, counted by kind, by worker."""
@@ -87,7 +97,7 @@ class EngineFeed:
     def note_prompt(self, name: str, blocks: int) -> None:
         """A prompt of ``blocks`` full blocks was computed by worker ``name``: it should say so."""
         followed = self._followed.get(name)
-        if followed is None or not blocks or followed.follower.batches:
+        if followed is None or not blocks or followed.follower.batches or followed.elsewhere:
             return
         followed.prompts += 1
         if followed.prompts >= SILENT_PROMPTS:
@@ -149,6 +159,8 @@ class EngineFeed:
 
     def _apply(self, followed: _Followed, change: Change) -> None:
         mode = f"events of {followed.entry.name}"
+        if followed.elsewhere:
+            followed.prompts = 0  # its silence says nothing
         if change.removed:
             self.view.apply(IndexEvent("withdraw", followed.member, change.removed))
         if change.added:

@@ -90,12 +90,19 @@ class EnginePoller:
         return self._polled.whole
 
     @property
+    def elsewhere(self) -> bool:
+        """Whether another router of the fleet polls it, as it should be: here it is routed by
+        load.
+        """
+        return not self._is_mine and self._renewed_s > -RIGHT_S and not self._unclear
+
+    @property
     def fault(self) -> str:
         """See the class."""
+        if self.elsewhere:
+            return ""
         if not self._is_mine and self._unclear:
             return f"nobody can say which router polls {self._server}: {self._unclear}"
-        if not self._is_mine:
-            return f"another router of the fleet polls {self._server}: here it is routed by load"
         if self._failures >= FAILURES_SHOWN:
             return self._why
         if self._polled.is_losing:

@@ -2,30 +2,33 @@
 
 Run: python tests/bench/kernels.py [--json] [--device cuda]
 On the CPU everything runs in one thread, whose own time counts, and memcpy runs between the
-kernels, so that a busy machine slows both; figures are medians of the rounds' ratios. After
-`--budget-s` each figure gets one round and no more. Bytes are those of the KV, not of what they
-are encoded to. The last line is one JSON object: the worst of the shapes.
+kernels, so that a busy machine slows both; figures are medians of the rounds' ratios. On a GPU its
+own time counts, and what `kernels_gpu` measures is added. After `--budget-s` each figure gets one
+round and no more. Bytes are those of the KV, not of what they are encoded to. The last line is
+one JSON object: the worst of the shapes.
 """
 
 import argparse
 import json
-import mmap
 import random
+import sys
 import time
+from pathlib import Path
 from statistics import median
+
+sys.path.append(str(Path(__file__).parents[2]))
 
 import torch
 
 from prefixfleet.kernels.encoding import ENCODINGS, encoded_bytes
-from prefixfleet.kernels.host_memory import registered
 from prefixfleet.kernels.mover import mover_for
 from prefixfleet.kernels.paged import Content, PagedLayout
+from tests.bench import kernels_gpu
 
 MIB = 1 << 20
 WORKING_SET = {"cpu": 64 * MIB, "cuda": 2048 * MIB}  # beyond any cache
 ROUNDS = {"cpu": 5, "cuda": 20}
 LOSSY = [name for name in ENCODINGS if name != "exact"]
-HIT_TOKENS = 32_768
 
 
 def nhd(layers, heads, tokens, channels, dtype=torch.bfloat16):
@@ -95,19 +98,13 @@ def aligned_slots(count, payload_bytes, device):
     return [pool[first + i * stride + 64 :][:payload_bytes] for i in range(count)]
 
 
-def seconds(work, device):
-    if device == "cpu":
-        start = time.thread_time()
-        work()
-        return time.thread_time() - start
-    torch.cuda.synchronize()
-    start = time.perf_counter()
+def cpu_seconds(work):
+    start = time.thread_time()
     work()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
-def measure(make, device, deadline):
+def measure(make, device, seconds, deadline):
     """Ratios over one memcpy of it all, by encoding; "by_block" is memcpy a block at a time."""
     caches, layout, ids = make_caches(make, device, WORKING_SET[device])
     source = torch.ones(len(ids), layout.block_bytes, dtype=torch.uint8, device=device)
@@ -118,9 +115,9 @@ def measure(make, device, deadline):
         work()  # compile, and touch every page
         ratios = []
         while not ratios or (len(ratios) < ROUNDS[device] and time.monotonic() < deadline):
-            copy_s = seconds(lambda: target.copy_(source), device)
+            copy_s = seconds(lambda: target.copy_(source))
             speeds.append(source.nbytes / copy_s / 1e9)
-            ratios.append(copy_s / seconds(work, device))
+            ratios.append(copy_s / seconds(work))
         rounds.append(len(ratios))
         return round(median(ratios), 3)
 
@@ -128,8 +125,10 @@ def measure(make, device, deadline):
         for row, slot in zip(source, slots, strict=True):
             slot.copy_(row)
 
-    exact_slots = aligned_slots(len(ids), layout.block_bytes, device)
-    figures = {"by_block": ratio(lambda: by_block(exact_slots))}
+    figures = {}
+    if device == "cpu":  # a GPU's launches of single copies say nothing of its memory
+        exact_slots = aligned_slots(len(ids), layout.block_bytes, device)
+        figures["by_block"] = ratio(lambda: by_block(exact_slots))
     for name in names_for(layout):
         mover = mover_for(caches, layout, name)
         slots = aligned_slots(len(ids), mover.payload_bytes, device)
@@ -139,6 +138,15 @@ def measure(make, device, deadline):
         }
     memcpy = {"memcpy_gb_per_s": round(median(speeds), 2), "least_rounds": min(rounds)}
     return memcpy | figures
+
+
+def make_hit(name, num_tokens, device):
+    """Caches of a shape, as `make_caches`, with ids for so many tokens."""
+    make, tokens = SHAPES[name]
+    block_bytes = sum(tensor.nbytes for tensor in make(1, "cpu")[0])
+    num_blocks = num_tokens // tokens
+    caches, layout, ids = make_caches(make, device, num_blocks * block_bytes)
+    return caches, layout, ids[:num_blocks]
 
 
 def names_for(layout):
@@ -153,50 +161,8 @@ def tokens_per_gib(make, tokens):
     return {n: round((1 << 30) / encoded_bytes(layout, n) * tokens) for n in names_for(layout)}
 
 
-def gpu_figures():
-    """What only a GPU can show: fused against separate steps, and a hit from host memory."""
-    make, tokens = SHAPES["llama-3-8b 16"]
-    hit = HIT_TOKENS // tokens
-    layout_bytes = 2 * 32 * 8 * tokens * 128 * 2
-    caches, layout, ids = make_caches(make, "cuda", hit * layout_bytes)
-    figures = {"fused_over_separate": fused_over_separate(caches, layout, ids[:256])}
-    for name in ("exact", "fp8", "int8-fp8"):
-        figures[f"hit_32k_{name}_s"] = hit_seconds(caches, layout, ids[:hit], name)
-    return figures
-
-
-def fused_over_separate(caches, layout, ids):
-    """Time of gather, then torch's own FP8 quantisation, over the fused gather's."""
-    fused, exact = mover_for(caches, layout, "fp8"), mover_for(caches, layout)
-    slots = aligned_slots(len(ids), fused.payload_bytes, "cuda")
-    staging = torch.empty(len(ids), layout.block_bytes, dtype=torch.uint8, device="cuda")
-
-    def separate():
-        exact.gather(ids, list(staging))
-        kv = staging.view(torch.bfloat16).view(len(ids), 32, -1, 8, 2, 128)
-        scale = kv.abs().amax((2, 5), keepdim=True).float() / 448
-        (kv / scale).to(torch.float8_e4m3fn)
-
-    fused.gather(ids, slots)
-    separate()
-    ratios = [
-        seconds(separate, "cuda") / seconds(lambda: fused.gather(ids, slots), "cuda")
-        for _ in range(ROUNDS["cuda"])
-    ]
-    return round(median(ratios), 2)
-
-
-def hit_seconds(caches, layout, ids, name):
-    """A hit of 32 k tokens, from registered host memory into the paged KV."""
-    payload = encoded_bytes(layout, name)
-    stride = -(-(64 + payload) // 4096) * 4096
-    pool = mmap.mmap(-1, stride * len(ids))
-    slots = [memoryview(pool)[i * stride + 64 :][:payload] for i in range(len(ids))]
-    with registered(memoryview(pool)) as host:
-        mover = mover_for(caches, layout, name, host)
-        mover.gather(ids, slots)
-        times = [seconds(lambda: mover.scatter(ids, slots), "cuda") for _ in range(10)]
-    return round(median(times), 5)
+def shapes_of_engines_on(device):
+    return [name for name in SHAPES if device == "cpu" or " cpu " not in name]
 
 
 def worst(figures, names, direction):
@@ -212,11 +178,16 @@ def main():
     parser.add_argument("--budget-s", type=float, default=120)
     parser.add_argument("--json", action="store_true", help="print the JSON line only")
     args = parser.parse_args()
+    if args.device == "cuda" and (why_not := kernels_gpu.reason_not_to_run()):
+        parser.error(f"--device cuda: {why_not}")
     torch.set_num_threads(1)
 
+    clock = kernels_gpu.GpuClock() if args.device == "cuda" else None
+    seconds = clock.seconds if clock else cpu_seconds
+
     figures, deadline = {}, time.monotonic() + args.budget_s
-    for name in args.shape or SHAPES:
-        figures[name] = measure(SHAPES[name][0], args.device, deadline)
+    for name in args.shape or shapes_of_engines_on(args.device):
+        figures[name] = measure(SHAPES[name][0], args.device, seconds, deadline)
         if not args.json:
             print(f"{name}: {figures[name]}", flush=True)
 
@@ -229,8 +200,9 @@ def main():
         "shapes": figures,
         "tokens_per_gib": {name: tokens_per_gib(*SHAPES[name]) for name in figures},
     }
-    if args.device == "cuda":
-        result |= gpu_figures()
+    if clock:
+        hit = make_hit("llama-3-8b 16", kernels_gpu.HIT_TOKENS, args.device)
+        result |= kernels_gpu.figures(*hit, seconds) | {"late": clock.late}
     print(json.dumps(result))
 
 

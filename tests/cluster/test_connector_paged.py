@@ -13,7 +13,7 @@ GPU = pytest.param(
         pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
     ],
 )
-BLOCKS, BATCH = 6, 3
+BLOCKS = 6
 
 
 @pytest.fixture(params=["cpu", GPU])
@@ -28,32 +28,65 @@ def caches_on(device, seed):
 
 def paged_on(device, seed):
     caches = caches_on(device, seed)
-    return caches, PagedKv(caches, PagedLayout.from_tensors(caches), batch=BATCH)
+    return caches, PagedKv(caches, PagedLayout.from_tensors(caches))
 
 
 def test_blocks_read_from_one_engine_and_written_to_another_are_equal(device):
     source, one = paged_on(device, seed=1)
     target, other = paged_on(device, seed=2)
     before = {name: cache.clone() for name, cache in target.items()}
-    slots = [memoryview(bytearray(one.payload_bytes)) for _ in range(BATCH)]
+    slots = [memoryview(bytearray(one.payload_bytes)) for _ in range(3)]
 
     one.read([4, 0, 2], slots, one.mark())
-    for row, slot in zip(other.staging, slots, strict=True):
-        row.numpy().data[:] = slot
-    other.write([1, 5, 3], other.staging)
+    after = other.mark()
+    for row, slot in enumerate(slots):
+        other.rows[row].numpy().data[:] = slot
+        other.send(row)
+    other.write([1, 5, 3], after)
 
     for name in source:
         assert torch.equal(target[name][[1, 5, 3]], source[name][[4, 0, 2]])
         assert torch.equal(target[name][[0, 2, 4]], before[name][[0, 2, 4]])
 
 
-def test_fewer_blocks_than_a_batch_leave_the_other_buffers_alone(device):
-    _, one = paged_on(device, seed=1)
-    target, _ = paged_on(device, seed=1)
+def test_fewer_blocks_than_a_batch_leave_the_other_blocks_alone(device):
+    target, one = paged_on(device, seed=1)
+    before = {name: cache.clone() for name, cache in target.items()}
+    one.rows[0].zero_()
 
-    one.write([3], one.staging[:1])
+    one.send(0)
+    one.write([3], one.mark())
 
-    assert one.payload_bytes == 3 * target["l0"][0].numel() * 4
+    for name, cache in target.items():
+        assert not cache[3].any()
+        assert torch.equal(cache[[0, 1, 2, 4, 5]], before[name][[0, 1, 2, 4, 5]])
+
+
+@pytest.mark.parametrize("device", [GPU], indirect=True)
+def test_copies_on_a_gpu_are_ordered_behind_what_the_engine_launched(device):
+    caches, paged = paged_on(device, seed=1)
+    slot = memoryview(bytearray(paged.payload_bytes))
+    for cache in caches.values():
+        torch.cuda._sleep(50_000_000)  # cycles that the engine's stream is busy
+        cache[4].fill_(7)
+    paged.read([4], [slot], paged.mark())
+    torch.cuda._sleep(50_000_000)
+    for cache in caches.values():
+        cache[2].fill_(9)
+    after = paged.mark()
+    paged.rows[0].numpy().data[:] = slot
+    paged.send(0)
+    paged.write([2], after)
+
+    for cache in caches.values():
+        assert bool((cache[[2, 4]] == 7).all())
+
+
+@pytest.mark.parametrize("device", [GPU], indirect=True)
+def test_rows_for_a_gpu_are_page_locked(device):
+    _, paged = paged_on(device, seed=1)
+
+    assert all(row.is_pinned() for row in paged.rows)
 
 
 @pytest.mark.parametrize("block", [-1, BLOCKS])
@@ -61,4 +94,4 @@ def test_a_block_that_is_none_is_refused(device, block):
     _, paged = paged_on(device, seed=1)
 
     with pytest.raises(ValueError, match="block ids"):
-        paged.write([block], paged.staging[:1])
+        paged.write([block], paged.mark())

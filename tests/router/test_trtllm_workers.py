@@ -15,6 +15,7 @@ from prefixfleet.router.engine_feed import SILENT_PROMPTS
 from prefixfleet.router.static_workers import StaticWorkers
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.poll_rights import PollRights
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
 
@@ -193,6 +194,23 @@ async def test_an_engine_without_events_says_so(rig, path, server):
     await until(lambda: server.polls > polls + 2)
 
     assert "no KV event" in modes(rig)["events of a"]
+
+
+async def test_an_engine_that_another_router_follows_is_shown_as_such_and_not_as_degraded(
+    rig, path, server
+):
+    other = PollRights(rig.redis_url, rig.fleet, "other", timeout_s=20)
+    assert await other.claim(server.events, ttl_s=600)
+    await fleet(rig, path, server)
+    await until(lambda: rig.router.engines.numbers()["a"]["followed_by_another_router"])
+
+    for _ in range(2 * SILENT_PROMPTS):
+        await rig.post(prompt=LONG)
+
+    assert modes(rig) == {}
+    assert server.polls == 0
+    assert rig.router.engines.numbers()["a"]["resident"] == 0
+    await other.close()
 
 
 @pytest.mark.parametrize("shows", [True, False])

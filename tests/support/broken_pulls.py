@@ -17,7 +17,8 @@ from typing import Any
 from eventually import until
 from pulls import PullRig, chain, pull_source
 
-BLOCKS = 3000
+BLOCKS = 6000
+"""94 MiB: three portions of a pull, so that it can break after the first."""
 BUDGET_S = 20.0
 HANG_S = 30.0
 """A pull that has not ended so long after its deadline hangs."""

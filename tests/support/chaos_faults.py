@@ -87,7 +87,8 @@ class Hand:
             self._suffering[member] -= 1
 
     def _lock_of(self, fault: Fault) -> asyncio.Lock:
-        thing = fault.kind.split()[1]
+        # a node whose files may not grow is not started meanwhile: it could not even map memory
+        thing = "node" if fault.kind == "fill disk" else fault.kind.split()[1]
         return self._locks.setdefault(f"{thing} {fault.member}", asyncio.Lock())
 
     def _process_of(self, fault: Fault) -> str:

@@ -25,6 +25,7 @@ from prefixfleet.store.chain import segment_heads
 from prefixfleet.store.index import Membership
 from prefixfleet.store.load_board import LoadBoard
 from prefixfleet.store.namespace import hash_key
+from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
@@ -71,7 +72,9 @@ class Rig:
         self.stack.push_async_callback(orders.close)
         loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
         self.stack.push_async_callback(loads.close)
-        fleet = Fleet(self.index, self.registry, SECRET, orders, loads)
+        polls = PollRights(self.redis_url, self.fleet, secrets.token_hex(8), timeout_s=20)
+        self.stack.push_async_callback(polls.close)
+        fleet = Fleet(self.index, self.registry, SECRET, orders, loads, polls=polls)
         settings = {"slow_start_s": 0, "worker_wait_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)

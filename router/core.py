@@ -132,7 +132,13 @@ class Router:
             self.metrics.decision_s.observe,
         )
         self._departed = Departed(
-            clock, (self.dispatcher.forget, self.token_times.forget, self.traffic.forget)
+            clock,
+            (
+                self.dispatcher.forget,
+                self.token_times.forget,
+                self.traffic.forget,
+                self.roster.forget,
+            ),
         )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()

@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 from eventually import until
 
+from prefixfleet.router import departed
 from prefixfleet.router.headers import DEADLINE
 from prefixfleet.router.traffic import FAILURES
 
@@ -25,6 +26,12 @@ async def post_once_waiting(rig, count=1):
     asked = asyncio.create_task(rig.post())
     await until(lambda: waiting(rig.router) == count)
     return asked
+
+
+async def until_gone(rig, engine):
+    """Its lease has ended, and the router has seen that."""
+    await rig.announce(engine.record(), ttl_s=0.05)
+    await until(lambda: engine.name not in rig.router.roster.names())
 
 
 async def test_a_request_without_a_worker_is_answered_when_one_comes(rig):
@@ -145,7 +152,21 @@ async def test_a_request_is_sent_three_times_at_most(rig):
 async def test_a_model_whose_workers_all_left_is_not_unknown(rig, model, expected):
     """404 would tell clients that it is no use to ask again."""
     engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
-    router = await rig.start(engine, leaving, records=[engine.record(), leaving.record()])
-    router.roster.take([engine.record()])
+    await rig.start(engine, leaving, records=[engine.record(), leaving.record()])
+    await until_gone(rig, leaving)
 
     assert (await rig.post(model=model))[0] == expected
+
+
+async def test_a_model_that_is_gone_for_good_is_unknown_and_nobody_waits_for_it(rig, monkeypatch):
+    monkeypatch.setattr(departed, "GONE_S", 0.0)
+    engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
+    router = await rig.start(
+        engine, leaving, records=[engine.record(), leaving.record()], worker_wait_s=LONG_S
+    )
+    router.reload()
+    await until_gone(rig, leaving)
+    for _ in range(2):
+        router.reload()
+
+    assert (await rig.post(model="other"))[0] == 404

@@ -82,7 +82,7 @@ class NodeCache:
         self._pulls = Pulls(
             peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
         )
-        self.hit_times = HitTimes()
+        self.hit_times = HitTimes(clock)
         self.claims = Claims(pool, self._bring, self._pulls.fetch, self.hit_times, clock=clock)
         self.committed_blocks = 0
         self.corrupt_blocks = 0

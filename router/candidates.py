@@ -1,7 +1,9 @@
 """What is known of a prompt on each worker, in the form in which the policy compares it. No I/O."""
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeGuard
 
 from msgspec import Struct, structs
 
@@ -13,6 +15,8 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import NodeRecord
 
 MAX_BLOCK_S = 60.0  # no node's block takes longer, whatever its record says
+MAX_SETUP_S = 3_600.0  # of a link, likewise
+MAX_BYTES_PER_S = 1e13
 MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
 
 
@@ -113,9 +117,17 @@ def read_link(measured: object) -> LinkSpeed | None:
     if not isinstance(measured, dict):
         return None
     speed, setup = measured.get("bytes_per_s"), measured.get("setup_s")
-    if not isinstance(speed, int | float) or not isinstance(setup, int | float) or speed <= 0:
+    if not _is_number(speed) or not _is_number(setup) or speed <= 0:
         return None
-    return LinkSpeed(bytes_per_s=float(speed), setup_s=max(0.0, float(setup)))
+    return LinkSpeed(
+        bytes_per_s=min(float(speed), MAX_BYTES_PER_S),
+        setup_s=min(max(0.0, float(setup)), MAX_SETUP_S),
+    )
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Of a size: sums and quotients of it are numbers too."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def read_block_s(record: NodeRecord | None) -> float:

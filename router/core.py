@@ -132,11 +132,18 @@ class Router:
             self.metrics.decision_s.observe,
         )
         self._departed = Departed(
-            clock, (self.dispatcher.forget, self.token_times.forget, self.traffic.forget)
+            clock,
+            (
+                self.dispatcher.forget,
+                self.token_times.forget,
+                self.traffic.forget,
+                self.roster.forget,
+            ),
         )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0
+        self.without_worker = 0  # requests that wait because no worker of their model is ready
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
         self._board = fleet.loads

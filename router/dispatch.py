@@ -25,6 +25,8 @@ Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each namespace that its workers have."""
 
 MIN_PULL_BUDGET_S = 1.0
+MAX_PULL_BUDGET_S = 600.0
+"""Whatever a node's record says of its seconds: a plan of more than a day is refused as none."""
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
 FEW = 4
 """So many workers are compared one by one in less time than their order is brought up to date."""
@@ -134,12 +136,18 @@ class Dispatcher:
         )
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
-        """Follow an observed time to first token, if the request had its worker to itself."""
+        """Follow an observed time to first token, if the request had its worker to itself.
+
+        Not if it came before all was moved, by the estimate: then little was moved, or fast, and
+        what is left would be a prefill in no time.
+        """
         if charge.alone and charge.first_byte_s is not None and not prompt.blind:
             worker = dispatched.worker
             decision = dispatched.decision
             moving_s = decision.load_s + decision.pull_s
             seconds = charge.first_byte_s - charge.started_s - moving_s
+            if moving_s and seconds <= 0:
+                return
             model = observe(
                 self.prefill_model(worker),
                 prompt.tokens,
@@ -215,10 +223,11 @@ class Dispatcher:
 def _plan(request: str, decision: Decision) -> PullPlan:
     if decision.source is None:
         return PullPlan(request=request)
+    moving_s = decision.load_s + decision.pull_s
     return PullPlan(
         request=request,
         source=decision.source.node,
         source_epoch=decision.source.epoch,
         blocks=decision.hit_blocks + decision.pull_blocks,
-        budget_s=max(MIN_PULL_BUDGET_S, PULL_PATIENCE * (decision.load_s + decision.pull_s)),
+        budget_s=min(max(MIN_PULL_BUDGET_S, PULL_PATIENCE * moving_s), MAX_PULL_BUDGET_S),
     )

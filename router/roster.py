@@ -84,7 +84,7 @@ class Roster:
         self._joined = joined
         self._registered: list[WorkerRecord] = []
         self._seats: dict[str, _Seat] = {}
-        self._served: set[str] = set()  # models that some worker was ready for
+        self._served: dict[str, str] = {}  # models of workers that were ready, by worker
         self._arrival = asyncio.Event()
         self._empty_answers = 0
         self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
@@ -104,7 +104,7 @@ class Roster:
         if ready:
             return ready
         models = {seat.record.model for seat in self._seats.values()}
-        if models and model not in models | self._served:
+        if models and model not in models | set(self._served.values()):
             raise UnknownModel(
                 f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
                 param="model",
@@ -125,6 +125,10 @@ class Roster:
     def names(self) -> frozenset[str]:
         """Of every known worker."""
         return frozenset(self._seats)
+
+    def forget(self, name: str) -> None:
+        """A worker is gone for good: its model is not waited for on its account any more."""
+        self._served.pop(name, None)
 
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
@@ -209,7 +213,7 @@ class Roster:
         """An examined worker is what its record says."""
         seat.state, seat.reason = seat.record.state, ""
         if seat.state == "ready":
-            self._served.add(seat.record.model)
+            self._served[seat.record.worker] = seat.record.model
             self._arrival.set()
             self._arrival = asyncio.Event()
 

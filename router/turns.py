@@ -128,7 +128,7 @@ class Turns:
         self._queue.append(turn)
         self.look()
         try:
-            async with asyncio.timeout(limit_s or None):
+            async with asyncio.timeout(self._left_s(arrived_s, limit_s)):
                 return await turn.go
         except TimeoutError:
             raise _too_late(self._clock() - arrived_s, limit_s) from None
@@ -137,6 +137,10 @@ class Turns:
                 self._queue.remove(turn)
             if not self._queue:
                 self._shares.clear()
+
+    def _left_s(self, arrived_s: float, limit_s: float) -> float | None:
+        """Of the limit, for a request that may have waited before; None without one."""
+        return max(0.0, arrived_s + limit_s - self._clock()) if limit_s else None
 
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""

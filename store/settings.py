@@ -22,7 +22,12 @@ MIN_SECRET_BYTES = 16
 class Section(BaseModel):
     """Base of a settings record; a subclass names its section and its fields."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        hide_input_in_errors=True,
+        allow_inf_nan=False,  # a wait or a limit without an end
+    )
     section: ClassVar[str] = ""
 
     @classmethod

@@ -34,7 +34,8 @@ class World:
         self.go = asyncio.Event()
         self.fetches = 0
         self.failure = ""
-        self.claims = Claims(self.pool, self.bring, self.fetch, HitTimes(), clock=time.monotonic)
+        times = HitTimes(time.monotonic)
+        self.claims = Claims(self.pool, self.bring, self.fetch, times, clock=time.monotonic)
 
     async def bring(self, chain, deadline):
         """No other tier here."""

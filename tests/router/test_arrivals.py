@@ -6,6 +6,7 @@ import pytest
 from aiohttp import web
 from eventually import until
 
+from prefixfleet.router import departed
 from prefixfleet.router.headers import DEADLINE
 from prefixfleet.router.traffic import FAILURES
 
@@ -14,6 +15,16 @@ LONG_S = 300.0  # what waits so long in a test has failed
 
 def waiting(router):
     return router.metrics.waits_for_worker._value.get()
+
+
+async def waiting_now(rig):
+    """As the metrics and as the status say."""
+    async with rig.client.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    async with rig.client.get("/status") as response:
+        status = await response.json()
+    (told,) = [line for line in lines if line.startswith("prefixfleet_waiting_requests ")]
+    return float(told.split()[1]), status["waiting"]["without_worker"]
 
 
 def port_of(engine):
@@ -25,6 +36,12 @@ async def post_once_waiting(rig, count=1):
     asked = asyncio.create_task(rig.post())
     await until(lambda: waiting(rig.router) == count)
     return asked
+
+
+async def until_gone(rig, engine):
+    """Its lease has ended, and the router has seen that."""
+    await rig.announce(engine.record(), ttl_s=0.05)
+    await until(lambda: engine.name not in rig.router.roster.names())
 
 
 async def test_a_request_without_a_worker_is_answered_when_one_comes(rig):
@@ -91,9 +108,11 @@ async def test_a_client_that_leaves_waits_no_longer(rig):
     router = await rig.start(worker_wait_s=LONG_S)
 
     asked = await post_once_waiting(rig)
+    assert await waiting_now(rig) == (1.0, 1)
     asked.cancel()
 
     await until(lambda: router.in_flight == 0)
+    assert await waiting_now(rig) == (0.0, 0)
 
 
 async def test_a_worker_that_refuses_is_not_waited_for(rig):
@@ -145,7 +164,21 @@ async def test_a_request_is_sent_three_times_at_most(rig):
 async def test_a_model_whose_workers_all_left_is_not_unknown(rig, model, expected):
     """404 would tell clients that it is no use to ask again."""
     engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
-    router = await rig.start(engine, leaving, records=[engine.record(), leaving.record()])
-    router.roster.take([engine.record()])
+    await rig.start(engine, leaving, records=[engine.record(), leaving.record()])
+    await until_gone(rig, leaving)
 
     assert (await rig.post(model=model))[0] == expected
+
+
+async def test_a_model_that_is_gone_for_good_is_unknown_and_nobody_waits_for_it(rig, monkeypatch):
+    monkeypatch.setattr(departed, "GONE_S", 0.0)
+    engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
+    router = await rig.start(
+        engine, leaving, records=[engine.record(), leaving.record()], worker_wait_s=LONG_S
+    )
+    router.reload()
+    await until_gone(rig, leaving)
+    for _ in range(2):
+        router.reload()
+
+    assert (await rig.post(model="other"))[0] == 404

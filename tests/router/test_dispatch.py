@@ -1,5 +1,6 @@
 """What the policy is shown of each worker: who could send it blocks, over which link."""
 
+import math
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -9,15 +10,15 @@ from indexes import chain_of
 from upstreams import NAMESPACE
 
 from prefixfleet.router.book import Book
-from prefixfleet.router.candidates import MAX_BLOCK_S, MAX_SOURCES, read_block_s
+from prefixfleet.router.candidates import MAX_BLOCK_S, MAX_SOURCES, read_block_s, read_link
 from prefixfleet.router.dispatch import Dispatcher
-from prefixfleet.router.estimate import UNMEASURED, LinkSpeed
-from prefixfleet.router.policy import choose
+from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, first_guess
+from prefixfleet.router.policy import Candidate, Source, best_for, choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.records import NodeRecord, WorkerRecord
+from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
 
 HOLDERS = MAX_SOURCES + 4
 CHAIN = chain_of("x", HOLDERS)
@@ -119,6 +120,38 @@ def test_no_record_makes_a_node_infinitely_slow():
     assert read_block_s(NodeRecord(node="n", host="h", stats=stats)) == MAX_BLOCK_S
 
 
+@pytest.mark.parametrize("setup_s", [0.0, -1.0, 1e300, math.inf, math.nan, "1", None])
+@pytest.mark.parametrize("bytes_per_s", [1e-300, 1.0, 1e308, math.inf, math.nan, 0.0, -1.0, None])
+def test_a_link_that_a_record_says_nonsense_of_fails_no_decision(bytes_per_s, setup_s):
+    link = read_link({"bytes_per_s": bytes_per_s, "setup_s": setup_s}) or UNMEASURED
+    sources = [Source(node="b", epoch=1, blocks=10, link=link)]
+    seen = Candidate(
+        worker="a", node="a", hit_blocks=0, queued_tokens=0, queued_requests=0, busy_s=5.0,
+        prefill=first_guess(1_000.0), block_tokens=16, block_bytes=1, sources=sources,
+    )  # fmt: skip
+
+    assert 5.0 < best_for(1_000, seen).total_s <= 6.0
+
+
+def test_a_plan_can_be_read_however_slow_a_node_says_that_it_is():
+    clock, chain = ManualClock(), chain_of("long", 1_000)
+    view = View(clock)
+    for number, blocks in enumerate([len(chain) - 100, len(chain)]):
+        member = Membership(f"n{number}", 1, number)
+        view.apply(IndexEvent("join", member))
+        view.apply(IndexEvent("publish", member, tuple(chain[:blocks])))
+    slow = {"n0": NodeRecord(node="n0", host="h", stats={"hits": {"block_s": math.inf}})}
+    dispatcher = Dispatcher(view, Book(clock), lambda: slow, b"k" * 32, clock)
+    worker, chains = worker_on("n0"), {KIND: chain}
+
+    prompt = Prompt(tokens=1 + len(chain) * worker.block_tokens)
+    decision = dispatcher.decide(prompt, chains, [worker])
+    plan = dispatcher.bind("r", decision, chains, [worker]).plan
+
+    assert (plan.source, plan.blocks) == ("n1", len(chain))
+    assert PullPlan.from_map(asdict(plan)) == plan
+
+
 def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
     worker = worker_on("n5")
     prompt, chains = Prompt(tokens=1_000), {KIND: CHAIN[:4]}
@@ -134,6 +167,20 @@ def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
     after = dispatcher.prefill_model(worker)
     assert after.samples == 1
     assert after.coefficients == pytest.approx(before.coefficients)
+
+
+def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher):
+    """A node loads for a quarter of a second and then leaves the rest to be computed."""
+    worker = worker_on("n5")
+    prompt, chains = Prompt(tokens=1_000), {KIND: CHAIN[:4]}
+    sent = dispatcher.bind("r", dispatcher.decide(prompt, chains, [worker]), chains, [worker])
+    charge = dispatcher.book.charge(worker.name, tokens=1, sequences=1, expected_s=1.0)
+    charge.first_byte(charge.started_s + sent.decision.load_s / 2)
+
+    before = dispatcher.prefill_model(worker)
+    dispatcher.learn(sent, prompt, charge)
+
+    assert dispatcher.prefill_model(worker) == before
 
 
 def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):

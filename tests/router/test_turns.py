@@ -19,6 +19,7 @@ from prefixfleet.store.records import WorkerRecord
 NAMESPACE = b"n" * 16
 CHAINS: dict[bytes, list[bytes]] = {NAMESPACE: []}
 TOKENS_PER_S = 1000.0
+LONG_S = 300.0  # what waits so long in a test has failed
 
 
 @contextmanager
@@ -209,6 +210,17 @@ async def test_a_request_whose_turn_does_not_come_in_time_is_refused(make_turns,
     busy = book.charged("a", tokens=200, sequences=1, expected_s=0.15)
     with busy, pytest.raises(TooBusy):
         await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], clock.now)
+
+    assert len(turns) == 0
+
+
+async def test_what_a_request_has_waited_elsewhere_is_part_of_its_limit(make_turns, book, clock):
+    """For a worker, say: its limit is on the whole time, not on each place where it waits."""
+    turns = make_turns(slo_s=LONG_S)
+    arrived_s, clock.now = clock.now, clock.now + LONG_S - 0.3
+    busy = book.charged("a", tokens=200, sequences=1, expected_s=0.15)
+    with busy, pytest.raises(TooBusy):
+        await turns.wait("r", Prompt(tokens=100), CHAINS, [worker("a")], arrived_s)
 
     assert len(turns) == 0
 

@@ -11,6 +11,7 @@ from prefixfleet.store.settings import FleetSettings, Section
 class Router(Section):
     section: ClassVar[str] = "ROUTER_"
     port: int = 8000
+    wait_s: float = 1.0
 
 
 def test_defaults_hold_when_nothing_is_set():
@@ -37,6 +38,12 @@ def test_every_problem_is_told_at_once():
 
     assert "PREFIXFLEET_ROUTER_PORT" in str(caught.value)
     assert "PREFIXFLEET_ROUTER_PROT" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "1e999"])
+def test_no_setting_has_no_end(value):
+    with pytest.raises(ConfigError, match="PREFIXFLEET_ROUTER_WAIT_S: Input should be a finite"):
+        Router.read({"PREFIXFLEET_ROUTER_WAIT_S": value})
 
 
 def test_secrets_are_not_shown():

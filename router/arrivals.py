@@ -46,8 +46,12 @@ async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker
         if not counted:
             router.metrics.waits_for_worker.inc()
             counted = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(came.wait(), left_s)
+        router.without_worker += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(came.wait(), left_s)
+        finally:
+            router.without_worker -= 1
 
 
 async def newcomers(

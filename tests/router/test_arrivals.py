@@ -17,6 +17,16 @@ def waiting(router):
     return router.metrics.waits_for_worker._value.get()
 
 
+async def waiting_now(rig):
+    """As the metrics and as the status say."""
+    async with rig.client.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    async with rig.client.get("/status") as response:
+        status = await response.json()
+    (told,) = [line for line in lines if line.startswith("prefixfleet_waiting_requests ")]
+    return float(told.split()[1]), status["waiting"]["without_worker"]
+
+
 def port_of(engine):
     return int(engine.url.rsplit(":", 1)[1])
 
@@ -98,9 +108,11 @@ async def test_a_client_that_leaves_waits_no_longer(rig):
     router = await rig.start(worker_wait_s=LONG_S)
 
     asked = await post_once_waiting(rig)
+    assert await waiting_now(rig) == (1.0, 1)
     asked.cancel()
 
     await until(lambda: router.in_flight == 0)
+    assert await waiting_now(rig) == (0.0, 0)
 
 
 async def test_a_worker_that_refuses_is_not_waited_for(rig):

@@ -181,7 +181,7 @@ class EngineFollower:
             for change in self._take(batch):
                 for turn in turns(change):
                     yield turn
-            if self._mirror.expected == batch.sequence + 1:
+            if self._mirror.expected == batch.sequence + 1:  # all of it: half is not the last one
                 self._last_digest = await message.digest()
         yield Change()
 
@@ -195,7 +195,6 @@ class EngineFollower:
             change = self._mirror.follow(first)[1]
         elif outcome is Follow.REPEATED:
             return
-        self._last_digest = b""  # half a batch is not the last one
         self.batches += 1
         self.whole = self.whole or batch.sequence == 0
         yield self._counted(change)
@@ -203,7 +202,8 @@ class EngineFollower:
             yield self._counted(self._mirror.more(piece))
 
     def _counted(self, change: Change) -> Change:
-        """Counts how often the engine came to hold more than is followed."""
+        """Notes that the engine came to hold more than is followed."""
         self.losses.overflows += self._mirror.is_full and not self._was_full
         self._was_full = self._mirror.is_full
+        self.whole = self.whole and not self._mirror.is_full
         return change

@@ -14,10 +14,10 @@ TURN = 2_000
 
 
 def slices(events: Iterable[EngineEvent]) -> Iterator[tuple[EngineEvent, ...]]:
-    """Every event, in groups of at most `TURN` events and blocks."""
+    """Every event, in groups of at most `TURN` events and blocks; what drops all is by itself."""
     piece, size = list[EngineEvent](), 0
     for part in (part for event in events for part in _cut(event)):
-        cost = 1 if isinstance(part, AllCleared) else 1 + len(part.hashes)
+        cost = TURN if isinstance(part, AllCleared) else 1 + len(part.hashes)
         if piece and size + cost > TURN:
             yield tuple(piece)
             piece, size = [], 0

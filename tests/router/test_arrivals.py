@@ -104,6 +104,27 @@ async def test_nobody_waits_longer_than_the_limit_on_the_first_token(rig):
     assert (await rig.post())[0] == 503
 
 
+async def test_those_who_wait_leave_room_for_other_models(rig):
+    engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
+    router = await rig.start(
+        engine,
+        leaving,
+        records=[engine.record(), leaving.record()],
+        worker_wait_s=LONG_S,
+        max_in_flight=8,
+    )
+    await until_gone(rig, leaving)
+    waiters = [asyncio.create_task(rig.post(model="other")) for _ in range(2)]
+    await until(lambda: router.without_worker == 2)
+
+    refused = [(await rig.post(model="other"))[0] for _ in range(8)]
+
+    assert refused == [503] * 8
+    assert (await rig.post())[0] == 200
+    await rig.announce(leaving.record())
+    assert [(await waiter)[0] for waiter in waiters] == [200, 200]
+
+
 async def test_a_client_that_leaves_waits_no_longer(rig):
     router = await rig.start(worker_wait_s=LONG_S)
 

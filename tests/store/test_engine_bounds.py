@@ -112,6 +112,7 @@ async def test_blocks_beyond_the_bound_are_not_believed_until_there_is_room(monk
         await engine.heard()
         await engine.publish(engine.stored(TOKENS))
         await until(lambda: held == set(CHAIN))
+        assert follower.whole
         assert not follower.fault
 
         await engine.publish(engine.stored(OTHERS))
@@ -120,7 +121,7 @@ async def test_blocks_beyond_the_bound_are_not_believed_until_there_is_room(monk
         await until(lambda: follower.batches == 3)
         assert held == {*CHAIN, OTHER_CHAIN[0]}
         assert "2 were left out" in follower.fault
-        assert follower.losses.overflows == 1
+        assert (follower.losses.overflows, follower.whole) == (1, False)
 
         await engine.publish(removed(0, 1, 2))
         await until(lambda: held == {OTHER_CHAIN[0]})

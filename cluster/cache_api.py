@@ -15,6 +15,7 @@ five; the contract is `tests/contracts/test_cache_api.py`. What engines can and 
 
 import contextlib
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from prefixfleet.store.errors import ConfigError, CorruptBlock, FleetError, Prot
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
 
+log = logging.getLogger(__name__)
+
+CLOSE_S = 5.0
 GRACE_S = 2.0
 """An answer may come so long after the budget of its question."""
 
@@ -106,9 +110,18 @@ class NodePrefixCache:
         return found
 
     def close(self) -> None:
-        """End both connections: everything that was held is given back."""
+        """End both connections: everything that was held is given back.
+
+        A save under way is waited for. Where it takes too long, its connection stays until the
+        process ends: the daemon would give away slots that are still written.
+        """
         self._asking.close()
+        self._pool.close()
+        if not self._saving.acquire(timeout=CLOSE_S):
+            log.warning("prefixfleet: a save still writes; its connection ends with the process")
+            return
         self._copying.close()
+        self._saving.release()
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """See `PrefixCache`."""

@@ -79,13 +79,16 @@ class Copier:
         """Begin to copy what is queued."""
         self._thread.start()
 
-    def close(self) -> None:
-        """Stop after the batch in hand; queued jobs are dropped."""
+    def close(self) -> bool:
+        """Stop after the batch in hand; queued jobs are dropped. Whether it has stopped: until it
+        has, it may write into slots of the pool.
+        """
         with self._changed:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
             self._thread.join(CLOSE_S)
+        return not self._thread.is_alive()
 
     def load(self, loads: Sequence[Load], after: Moment | None) -> None:
         """Queue loads into blocks that nothing uses which the engine launches after ``after``."""
@@ -132,6 +135,7 @@ class Copier:
                 self._end_load(LoadDone(job.load, self._load(job), time.monotonic() - began))
             else:
                 self._end_batch(job, kept=self._save_batch(job))
+        self._pool.close()
 
     def _next(self) -> _LoadJob | _SaveJob | None:
         with self._changed:
@@ -175,20 +179,18 @@ class Copier:
         """
         batch = job.save.blocks[:BATCH_BLOCKS]
         blocks = [block for block, _ in batch]
+        written: list[tuple[BlockHash, int, int]] = []
         try:
             slots = self._pool.reserve(job.save.parent, blocks)
-        except FleetError as error:
-            _log(error, f"{len(job.save.blocks)} blocks are not saved")
-            return 0
-        written = [(b, slot, i) for (b, i), slot in zip(batch, slots, strict=True) if slot >= 0]
-        try:
+            written = [(b, slot, i) for (b, i), slot in zip(batch, slots, strict=True) if slot >= 0]
             lost = self._write_slots(job, written) if written else []
             return blocks.index(lost[0]) if lost else len(batch)
         except FleetError as error:
             _log(error, f"{len(job.save.blocks)} blocks are not saved")
         except Exception:  # the engine waits for this save; it must hear of its end
             log.exception("prefixfleet: save failed")
-        self._give_back("abandon", [block for block, *_ in written])
+        if written:
+            self._give_back("abandon", [block for block, *_ in written])
         return 0
 
     def _write_slots(

@@ -84,6 +84,11 @@ class RankPool:
         rank = {"rank": self._rank} if op == "abandon" else {}
         self._ask(op, hashes=join_hashes(list(blocks)), **rank)
 
+    def close(self) -> None:
+        """Nothing is copied any more: no further page of the pool is wanted."""
+        if self._mapped is not None:
+            self._mapped.populating.stop()
+
     def _ask(self, op: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - msgpack
         try:
             # the client fails the answer at ASK_S; the second limit holds if its thread is gone

@@ -4,6 +4,7 @@ Does what the scheduler half decided and reports it; decides nothing. No hook ra
 waits longer than `IDLE_WAIT_S`: an exception here would end the engine.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.kernels.paged import PagedLayout
 from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.slot import SlotLayout
+
+log = logging.getLogger(__name__)
 
 IDLE_WAIT_S = 0.002
 """How long a step without work lets the copier run before it looks again: it would spin, and in
@@ -57,10 +60,17 @@ class WorkerHalf:
         return self._paged.payload_bytes
 
     def close(self) -> None:
-        """End the copier and the connection; what was not copied is lost."""
-        if self._copier is not None and self._client is not None:
-            self._copier.close()
+        """End the copier and the connection; what was not copied is lost.
+
+        With the connection the daemon gives the slots away that a save has reserved, so it stays,
+        until the process ends, where the copier is in a copy that takes too long.
+        """
+        if self._copier is None or self._client is None:
+            return
+        if self._copier.close():
             self._client.close()
+        else:
+            log.warning("prefixfleet: a copy still writes; its connection ends with the process")
 
     def begin(self, step: Step) -> None:
         """Before the step is computed: let go of blocks that it may overwrite, start its loads.

@@ -15,9 +15,10 @@ from typing import Any
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.engine_follower import EngineFollower, numbers_of
+from prefixfleet.store.engine_follower import EngineFollower
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.errors import IndexUnavailable
+from prefixfleet.store.following import numbers_of
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import Scope, chain_root, hash_key
 from prefixfleet.store.records import NodeRecord
@@ -69,10 +70,19 @@ class EngineCache:
         """See `numbers_of`."""
         return numbers_of(self._follower, self._mirror)
 
+    @property
+    def fault(self) -> str:
+        """See `EngineFollower.fault`."""
+        return self._follower.fault
+
     async def _follow(self) -> None:
+        was_faulty = False
         async with aclosing(self._follower.changes()) as changes:
             async for change in changes:
                 await self._tell(change)
+                if self.fault and not was_faulty:
+                    log.warning("%s", self.fault)
+                was_faulty = bool(self.fault)
 
     async def _tell(self, change: Change) -> None:
         if change.removed:
@@ -95,7 +105,7 @@ class EngineCache:
 class EngineCaches:
     """Those of one node's engines that tell of their caches. Owned by the daemon's event loop.
 
-    ``fault`` says why one is not followed although it should be; empty if all is well.
+    ``faults`` say which are not followed although they should be, or not wholly.
     """
 
     def __init__(
@@ -108,7 +118,13 @@ class EngineCaches:
         self._caches: dict[str, EngineCache] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self.fault = ""
+        self._ended_by = ""
+
+    @property
+    def faults(self) -> list[str]:
+        """See the class."""
+        faults = (self._ended_by, *(cache.fault for cache in self._caches.values()))
+        return [fault for fault in faults if fault]
 
     def came(self, hello: Hello) -> None:
         """An engine connected: follow it from now on, if it tells anything."""
@@ -147,4 +163,4 @@ class EngineCaches:
         self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an engine's own cache is followed no more", exc_info=error)
-            self.fault = f"an engine's own cache is followed no more: {error!r:.200}"
+            self._ended_by = f"an engine's own cache is followed no more: {error!r:.200}"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
@@ -24,6 +24,7 @@ from prefixfleet.store.errors import (
     PeerRefused,
     ProtocolError,
 )
+from prefixfleet.store.namespace import DIGEST_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -49,9 +50,11 @@ class Welcome:
     node: str
     epoch: int
     pool_path: str
-    pool_bytes: int
+    pool_bytes: Annotated[int, msgspec.Meta(ge=1)]
     hash_key: bytes = field(repr=False)
-    namespace_digest: bytes
+    namespace_digest: Annotated[
+        bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)
+    ]
 
 
 class EngineClient:
@@ -157,8 +160,8 @@ class EngineClient:
         if self.refusal:
             raise PeerRefused(self.refusal)
         try:
-            fields = {"connection": next(self._connections), **answer}
-            del fields["id"]
+            fields = {**answer, "connection": next(self._connections)}
+            fields.pop("id", None)
             self.welcome = msgspec.convert(fields, Welcome, builtin_types=(bytes,))
         except msgspec.ValidationError as error:
             raise ProtocolError(f"engine channel: answer to hello: {error}") from error
@@ -204,6 +207,10 @@ class EngineClient:
 
     def _resolve(self, message: dict[str, Any]) -> None:
         number, why = message.pop("id", None), message.get("error")
+        if not isinstance(number, int):
+            raise ProtocolError(
+                f"engine channel: got an answer of id {number!r}, expected a number"
+            )
         if number == 0:  # the daemon could not read a question, and closes
             raise ProtocolError(f"the node daemon refused a frame: {why}")
         if number not in self._pending:

@@ -90,6 +90,6 @@ class NodeReport:
 
     def _degraded(self) -> list[str]:
         pool = self._pool.degraded() if self._pool else []
-        caches = self._engine_caches.fault if self._engine_caches else ""
-        why = (self._announcer.degraded, self._opener.disk_fault, *pool, caches)
+        caches = self._engine_caches.faults if self._engine_caches else []
+        why = (self._announcer.degraded, self._opener.disk_fault, *pool, *caches)
         return [reason for reason in why if reason]

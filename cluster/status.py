@@ -119,9 +119,9 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
     for node in nodes:
         lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
-        hit_ms = 1e3 * stats.get("hits", {}).get("block_s", 0.0)  # a block, memory and disk
+        hit_ms = 1e3 * _number(stats.get("hits", {}), "block_s")  # a block, memory and disk
         for name, tier in (stats.get("tiers") or {"-": {}}).items():
-            size = tier.get("resident", 0) * tier.get("slot_bytes", 0) / 2**30
+            size = _number(tier, "resident") * _number(tier, "slot_bytes") / 2**30
             table.add_row(
                 node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
                 str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
@@ -129,6 +129,12 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table
+
+
+def _number(numbers: object, name: str) -> float:
+    """What a node tells of itself; 0 for what is no number: one broken node hides no other."""
+    value = numbers.get(name) if isinstance(numbers, Mapping) else None
+    return value if isinstance(value, int | float) else 0.0
 
 
 def _links(node: Mapping[str, Any]) -> list[tuple[str, str, str, Mapping[str, Any]]]:
@@ -148,7 +154,8 @@ def _link_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
         for source, name, why, speed in _links(node):
             table.add_row(
                 node["node"], source, name, why, lanes.get(name, ""),
-                f"{speed.get('bytes_per_s', 0) / 1e6:.0f}", f"{speed.get('setup_s', 0) * 1e3:.1f}",
+                f"{_number(speed, 'bytes_per_s') / 1e6:.0f}",
+                f"{_number(speed, 'setup_s') * 1e3:.1f}",
                 str(speed.get("pulls", 0)),
             )  # fmt: skip
     return table

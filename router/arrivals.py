@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from prefixfleet.router.worker import Worker
 
 
+MAX_SHARE = 0.25
+"""Of the requests that a router takes so many may wait like that: those of a model whose workers
+are away must not shut out those of other models."""
+
+
 def patience_s(settings: "RouterSettings", key: "Key", deadline_s: float) -> float:
     """Seconds that a request waits for a worker: no longer than any limit on its first token."""
     limits_s = (key.ttft_slo_s or settings.ttft_slo_s, deadline_s)
@@ -32,22 +37,27 @@ async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker
 
     Raises:
         UnknownModel: the model is not served here; at once.
-        NoWorker: there was none until ``until_s`` of the router's clock.
+        NoWorker: there was none until ``until_s`` of the router's clock; or too many wait already.
     """
     roster, counted = router.roster, False
+    most = max(1, int(MAX_SHARE * router.settings.max_in_flight))
     while True:
         came = roster.next_arrival()
         try:
             return roster.ready(model)
         except NoWorker:
             left_s = until_s - router.clock()
-            if left_s <= 0:
+            if left_s <= 0 or router.without_worker >= most:
                 raise
         if not counted:
             router.metrics.waits_for_worker.inc()
             counted = True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(came.wait(), left_s)
+        router.without_worker += 1
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(came.wait(), left_s)
+        finally:
+            router.without_worker -= 1
 
 
 async def newcomers(

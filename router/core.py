@@ -143,6 +143,7 @@ class Router:
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0
+        self.without_worker = 0  # requests that wait because no worker of their model is ready
         self.threads = ThreadPoolExecutor(2, thread_name_prefix="tokenise")
         self._secret = fleet.secret
         self._board = fleet.loads

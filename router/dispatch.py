@@ -136,12 +136,18 @@ class Dispatcher:
         )
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
-        """Follow an observed time to first token, if the request had its worker to itself."""
+        """Follow an observed time to first token, if the request had its worker to itself.
+
+        Not if it came before all was moved, by the estimate: then little was moved, or fast, and
+        what is left would be a prefill in no time.
+        """
         if charge.alone and charge.first_byte_s is not None and not prompt.blind:
             worker = dispatched.worker
             decision = dispatched.decision
             moving_s = decision.load_s + decision.pull_s
             seconds = charge.first_byte_s - charge.started_s - moving_s
+            if moving_s and seconds <= 0:
+                return
             model = observe(
                 self.prefill_model(worker),
                 prompt.tokens,

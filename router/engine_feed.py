@@ -16,8 +16,9 @@ from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.engine_poll import Claim, EnginePoller
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.router.view import View
-from prefixfleet.store.engine_follower import EngineFollower, numbers_of
+from prefixfleet.store.engine_follower import EngineFollower
 from prefixfleet.store.engine_mirror import Change, EngineMirror
+from prefixfleet.store.following import numbers_of
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.namespace import Scope, chain_root, hash_key
 
@@ -25,6 +26,13 @@ SILENT_PROMPTS = 20
 """Prompts of a block and more after which an engine that told nothing is not believed to."""
 RESTART_S = 10.0
 """After a fault of ours in following an engine, until it is tried again."""
+
+_REMEDIES = {
+    EnginePoller: "poll each engine from one place only; raise event_buffer_max_size of its "
+    "kv_cache_config, and see that its server answers",
+    EngineFollower: "give the engine less KV memory, or larger blocks, here and in its entry; "
+    "it ends when half of that is free",
+}
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +180,7 @@ class EngineFeed:
                 "they match nothing",
                 f"set block_tokens to {theirs} in the worker's entry",
             )
-        elif isinstance(followed.follower, EnginePoller) and (fault := followed.follower.fault):
-            self._degraded.enter(
-                mode,
-                fault,
-                "poll each engine from one place only; raise event_buffer_max_size of its "
-                "kv_cache_config, and see that its server answers",
-            )
+        elif fault := followed.follower.fault:
+            self._degraded.enter(mode, fault, _REMEDIES[type(followed.follower)])
         elif followed.prompts < SILENT_PROMPTS or followed.follower.batches:
             self._degraded.end(mode)

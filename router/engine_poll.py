@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 
 import aiohttp
 
-from prefixfleet.store.engine_follower import Losses
 from prefixfleet.store.engine_mirror import Change, EngineMirror
 from prefixfleet.store.errors import IndexUnavailable, ProtocolError
+from prefixfleet.store.following import Losses
 from prefixfleet.store.poll_rights import RIGHT_S
 from prefixfleet.store.trtllm_events import MAX_POLL_BYTES, PolledEvent, decode_poll
 from prefixfleet.store.trtllm_mirror import PolledMirror

@@ -114,7 +114,9 @@ class Metrics:
             "prefixfleet_waiting_requests", "Requests that wait here for a worker", registry=r
         )
         self.waiting_tokens = Gauge(
-            "prefixfleet_waiting_tokens", "Prompt tokens of those", registry=r
+            "prefixfleet_waiting_tokens",
+            "Prompt tokens of those for which some worker is ready",
+            registry=r,
         )
         self.index_lag_s = Gauge(
             "prefixfleet_index_lag_seconds", "Since the index answered last", registry=r
@@ -143,7 +145,7 @@ class Metrics:
         router.afterwards.catch_up()
         self.in_flight.set(router.in_flight)
         waiting = router.turns.load()
-        self.waiting.set(waiting.queued_requests)
+        self.waiting.set(waiting.queued_requests + router.without_worker)
         self.waiting_tokens.set(waiting.queued_tokens)
         self.index_lag_s.set(router.feed.lag_s)
         self.unpublished_blocks.set(router.feed.unpublished_blocks)

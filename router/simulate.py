@@ -113,7 +113,7 @@ def parser() -> argparse.ArgumentParser:
         help="nodes, from 0, that restart without their blocks",
     )
     p.add_argument(
-        "--storm", type=float, nargs="+", default=[], metavar="SECONDS",
+        "--storm", type=positive, nargs="+", default=[], metavar="SECONDS",
         help="when 200 requests about one new text come",
     )  # fmt: skip
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")

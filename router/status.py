@@ -27,7 +27,7 @@ def status_of(router: Router) -> dict[str, Any]:
             "lag_s": round(router.feed.lag_s, 3),
             "unpublished_blocks": router.feed.unpublished_blocks,
         },
-        "waiting": structs.asdict(router.turns.load()),
+        "waiting": structs.asdict(router.turns.load()) | {"without_worker": router.without_worker},
         "hit_rate": summary(router.hit_ratios),
         "degraded": [
             {

@@ -15,7 +15,15 @@ import msgpack
 
 from prefixfleet.store.errors import ProtocolError
 
-MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+"""One step of an engine: a prompt of a million tokens takes 5 bytes each, its 62,500 blocks 34
+bytes each for their names, and as many may leave."""
+MAX_CONTAINERS = 524_288
+"""Lists and maps in one batch: for each of those blocks its extra keys, or an event of its own."""
+MAX_NAME = 64
+"""Bytes of a block's name, letters of a medium's: something is kept for each."""
+PIECE_BYTES = 64 * 1024
+"""Decoded at once, in a few ms; whoever decodes stops all threads for as long as one call takes."""
 
 EngineHash = int | bytes
 """The engine's own name of a block: 64 bits, or the whole digest."""
@@ -83,7 +91,7 @@ def decode_batch(frames: Sequence[bytes]) -> EventBatch:
     if len(frames[-1]) > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"engine events: a batch of {len(frames[-1])} bytes is too long")
     try:
-        batch = msgpack.unpackb(frames[-1], raw=False, strict_map_key=False)
+        batch = _unpacked(frames[-1])
     except (ValueError, TypeError, msgpack.UnpackException) as error:  # TypeError: a list as a key
         raise ProtocolError(f"engine events: not MessagePack ({error})") from error
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
@@ -92,6 +100,36 @@ def decode_batch(frames: Sequence[bytes]) -> EventBatch:
         )
     events = tuple(event for raw in batch[1] if (event := _event(raw)) is not None)
     return EventBatch(int.from_bytes(frames[-2], "big"), events)
+
+
+def _unpacked(payload: bytes) -> object:
+    """The one value in ``payload``, decoded in pieces. Raises ValueError."""
+    left = MAX_CONTAINERS
+
+    def counted(container: object) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"more than {MAX_CONTAINERS} lists and maps")
+        return container
+
+    unpacker = msgpack.Unpacker(
+        raw=False,
+        strict_map_key=False,
+        max_buffer_size=MAX_PAYLOAD_BYTES,
+        list_hook=counted,
+        object_hook=counted,
+    )
+    for start in range(0, len(payload), PIECE_BYTES):
+        unpacker.feed(payload[start : start + PIECE_BYTES])
+        try:
+            value: object = unpacker.unpack()
+        except msgpack.OutOfData:
+            continue  # it goes on where it stopped
+        if unpacker.tell() != len(payload):
+            raise ValueError("more bytes after the batch")
+        return value
+    raise ValueError("truncated")
 
 
 def _event(raw: object) -> EngineEvent | None:
@@ -166,14 +204,22 @@ def _listed(key: object) -> list[object]:
 
 def _hashes(fields: dict[str, Any]) -> tuple[EngineHash, ...]:
     hashes = fields.get("block_hashes")
-    if not isinstance(hashes, list) or not all(isinstance(h, int | bytes) for h in hashes):
+    if not isinstance(hashes, list) or not all(map(_is_name, hashes)):
         raise ProtocolError(f"engine events: block_hashes is {reprlib.repr(hashes):.60}")
     return tuple(hashes)
 
 
+def _is_name(name: object) -> bool:
+    return isinstance(name, int) or (isinstance(name, bytes) and len(name) <= MAX_NAME)
+
+
 def _medium(fields: dict[str, Any]) -> str:
     medium = fields.get("medium")
-    return medium if isinstance(medium, str) else "GPU"
+    if not isinstance(medium, str):
+        return "GPU"
+    if len(medium) > MAX_NAME:
+        raise ProtocolError(f"engine events: medium is {reprlib.repr(medium):.60}")
+    return medium
 
 
 def _group(fields: dict[str, Any]) -> int:

@@ -6,66 +6,36 @@ the old one only if it replays the last batch exactly as it came; else everythin
 replayed from the start.
 """
 
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from prefixfleet.store.engine_mirror import Change, EngineMirror, Follow, joined
+from prefixfleet.store.engine_events import EventBatch
+from prefixfleet.store.engine_mirror import MAX_COPIES, Change, EngineMirror, Follow
 from prefixfleet.store.engine_replay import Message, ReplayFailed, read_message, replay
 from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.event_slices import slices, turns
+from prefixfleet.store.following import Losses
 
-HIGH_WATER = 100_000  # batches that may wait here; vLLM's own mark
+HIGH_WATER = 10_000  # batches that may wait here, besides the publisher's own; as many are replayed
 LAST_RECONNECT_MS = 2_000
 HEARTBEAT_MS = 5_000  # a host that vanished closes no connection: twice this, and it counts as lost
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class Losses:
-    """What went wrong while following, counted."""
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """Batches to apply in order; ``is_anew``: they are all that is known of the engine."""
 
-    gaps: int = 0
-    restarts: int = 0
-    malformed: int = 0
-    failed_replays: int = 0
-    overflows: int = 0  # more blocks than anybody follows
-
-
-class Following(Protocol):
-    """Who follows an engine, by whatever way its events come."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether all that the engine holds is known."""
-
-    @property
-    def connected(self) -> bool:
-        """Whether it answers at the moment."""
-
-    @property
-    def batches(self) -> int:
-        """How often it told something."""
-
-    @property
-    def losses(self) -> Losses:
-        """What went wrong, counted."""
-
-
-def numbers_of(following: Following, mirror: EngineMirror) -> dict[str, Any]:
-    """Blocks that the engine holds, what is known of them and what was lost, for status."""
-    return {
-        "resident": len(mirror),
-        "whole": following.whole,
-        "connected": following.connected,
-        "unfollowed_blocks": mirror.unfollowed,
-        "batches": following.batches,
-    } | asdict(following.losses)
+    messages: Sequence[Message] = ()
+    is_anew: bool = False
 
 
 class EngineFollower:
@@ -82,11 +52,22 @@ class EngineFollower:
         self._replay = replay
         self._last_live = -1
         self._last_digest = b""
+        self._was_full = False
         self._context: zmq.asyncio.Context
         self.losses = Losses()
         self.batches = 0
         self.connected = False
         self.whole = False
+
+    @property
+    def fault(self) -> str:
+        """What is wrong at the moment with what is believed; empty if all is well."""
+        if not self._mirror.is_full:
+            return ""
+        return (
+            f"{self._events}: the engine told more than the {MAX_COPIES} copies of blocks that "
+            f"are followed; {self._mirror.refused} were left out, and count as not held"
+        )
 
     async def changes(self) -> AsyncGenerator[Change, None]:
         """What the engine holds now and did not before, and back; until the caller stops.
@@ -110,7 +91,7 @@ class EngineFollower:
 
     def forget(self) -> Change:
         """Nothing is known any more; `changes` may be called again."""
-        self._last_digest, self.whole = b"", False
+        self._last_digest, self._was_full, self.whole = b"", False, False
         return self._mirror.forget()
 
     async def _follow(
@@ -124,74 +105,105 @@ class EngineFollower:
             if monitor in ready:  # first: what came after a new connection is judged as such
                 event = await recv_monitor_message(monitor)
                 self.connected = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-                change = await self._resume() if self.connected else Change()
+                heard = await self._resume() if self.connected else _Heard()
             else:
-                change = await self._hear(await socket.recv_multipart())
-            yield change  # also an empty one: what it was made of is counted in the mirror
+                heard = await self._hear(await socket.recv_multipart())
+            async with aclosing(self._apply(heard)) as changes:
+                async for change in changes:
+                    yield change
+                    await asyncio.sleep(0)  # a batch may tell a lot: others must not wait for it
 
-    async def _resume(self) -> Change:
+    async def _resume(self) -> _Heard:
         """After a new connection: catch up with the same life of the engine, or start anew."""
         expected, self._last_live = self._mirror.expected, -1
         try:
             if expected:
                 past = await replay(self._context, self._replay, expected - 1)
-                if past and past[0].digest == self._last_digest:
-                    return self._apply(past[1:])
+                if past and await past[0].digest() == self._last_digest:
+                    return _Heard(past[1:])
                 self.losses.restarts += 1
-            return self._anew(await replay(self._context, self._replay, 0))
+            return _Heard(await replay(self._context, self._replay, 0), is_anew=True)
         except ReplayFailed as error:
-            return self._lost(error)
+            self._note_failure(error)
+            return _Heard(is_anew=True)
 
-    async def _hear(self, frames: Sequence[bytes]) -> Change:
-        """One live batch."""
+    async def _hear(self, frames: Sequence[bytes]) -> _Heard:
+        """One live batch, and what is missing before it."""
         try:
             message = read_message(frames)
         except ProtocolError as error:
-            self.losses.malformed += 1
-            log.warning("%s: a batch is dropped, and all that was known: %s", self._events, error)
-            return self.forget()
-        expected, sequence = self._mirror.expected, message.batch.sequence
+            self._note_malformed(error)
+            return _Heard(is_anew=True)
+        expected, sequence = self._mirror.expected, message.sequence
         went_back, self._last_live = sequence <= self._last_live, sequence
         if went_back:
             self.losses.restarts += 1
             return await self._catch_up(0, message)
         if expected is None or sequence == expected:
-            return self._apply([message])
+            return _Heard([message])
         if sequence < expected:
-            return Change()  # a replay had it already
+            return _Heard()  # a replay had it already
         self.losses.gaps += 1
         return await self._catch_up(expected, message)
 
-    async def _catch_up(self, start: int, live: Message) -> Change:
+    async def _catch_up(self, start: int, live: Message) -> _Heard:
         """Fetch what is missing before ``live``, from sequence ``start`` on."""
         try:
             past = await replay(self._context, self._replay, start)
         except ReplayFailed as error:
-            return joined(self._lost(error), self._apply([live]))
-        if start and past and past[0].batch.sequence == start:
-            return self._apply([*past, live])
-        return self._anew([*past, live])
+            self._note_failure(error)
+            return _Heard([live], is_anew=True)
+        is_continued = bool(start and past and past[0].sequence == start)
+        return _Heard([*past, live], is_anew=not is_continued)
 
-    def _lost(self, error: ReplayFailed) -> Change:
+    def _note_failure(self, error: ReplayFailed) -> None:
         if self._replay:
             self.losses.failed_replays += 1
             log.warning("%s: the past cannot be replayed: %s", self._events, error)
-        return self.forget()
 
-    def _anew(self, past: Sequence[Message]) -> Change:
-        """Drop everything, then take ``past`` as the engine's history."""
-        return joined(self.forget(), self._apply(past))
+    def _note_malformed(self, error: ProtocolError) -> None:
+        self.losses.malformed += 1
+        log.warning("%s: a batch is dropped, and all that was known: %s", self._events, error)
 
-    def _apply(self, messages: Sequence[Message]) -> Change:
-        """Batches in order; those that were applied before do nothing."""
-        total = Change()
-        for message in messages:
-            outcome, change = self._mirror.follow(message.batch)
-            if outcome is Follow.GAP:  # missing in the replay itself
-                change = joined(self.forget(), self._mirror.follow(message.batch)[1])
-            if outcome is not Follow.REPEATED:
-                self.batches += 1
-                self.whole = self.whole or message.batch.sequence == 0
-                self._last_digest = message.digest
-            total = joined(total, change)
-        return total
+    async def _apply(self, heard: _Heard) -> AsyncGenerator[Change, None]:
+        """In turns. At least one change, also an empty one: what it was made of is counted."""
+        if heard.is_anew:
+            for turn in turns(self.forget()):
+                yield turn
+        for message in heard.messages:
+            try:
+                batch = await message.batch()
+            except ProtocolError as error:
+                self._note_malformed(error)
+                for turn in turns(self.forget()):
+                    yield turn
+                continue
+            for change in self._take(batch):
+                for turn in turns(change):
+                    yield turn
+            if self._mirror.expected == batch.sequence + 1:  # all of it: half is not the last one
+                self._last_digest = await message.digest()
+        yield Change()
+
+    def _take(self, batch: EventBatch) -> Iterator[Change]:
+        """One batch in slices, after those before it; one that was applied before does nothing."""
+        pieces = slices(batch.events)
+        first = EventBatch(batch.sequence, next(pieces, ()))
+        outcome, change = self._mirror.follow(first)
+        if outcome is Follow.GAP:  # missing in the replay itself
+            yield self.forget()
+            change = self._mirror.follow(first)[1]
+        elif outcome is Follow.REPEATED:
+            return
+        self.batches += 1
+        self.whole = self.whole or batch.sequence == 0
+        yield self._counted(change)
+        for piece in pieces:
+            yield self._counted(self._mirror.more(piece))
+
+    def _counted(self, change: Change) -> Change:
+        """Notes that the engine came to hold more than is followed."""
+        self.losses.overflows += self._mirror.is_full and not self._was_full
+        self._was_full = self._mirror.is_full
+        self.whole = self.whole and not self._mirror.is_full
+        return change

@@ -15,9 +15,14 @@ from prefixfleet.store.engine_events import (
     AllCleared,
     BlocksRemoved,
     BlocksStored,
+    EngineEvent,
     EngineHash,
     EventBatch,
 )
+
+MAX_COPIES = 524_288
+"""Of one engine's blocks: a terabyte of KV in blocks of 2 MiB, which is 16 tokens of 128 KiB each.
+A copy takes half a kilobyte here."""
 
 
 class Follow(Enum):
@@ -51,7 +56,9 @@ class EngineMirror:
     """One engine's own cache. Owned by whoever follows that engine's events.
 
     ``root_of`` gives the chain's root for a salt, "" for none. Blocks with a LoRA or an image are
-    not named by their tokens, are not followed, and are counted in ``unfollowed``.
+    not named by their tokens, are not followed, and are counted in ``unfollowed``. Copies beyond
+    `MAX_COPIES` are not believed and counted in ``refused``. ``is_full`` from then on, until half
+    of that is free: what leaves makes room at once, but what was refused stays unknown.
     """
 
     def __init__(self, root_of: Callable[[str], BlockHash], block_tokens: int, key: bytes) -> None:
@@ -60,6 +67,8 @@ class EngineMirror:
         self._key = key
         self.expected: int | None = None  # next sequence; None before the first batch
         self.unfollowed = 0
+        self.refused = 0
+        self.is_full = False
         self.other_block_tokens = 0  # the engine's own block size, if it is not ours
         self._ours: dict[EngineHash, BlockHash] = {}
         self._places: dict[BlockHash, tuple[BlockHash, int]] = {}
@@ -69,16 +78,11 @@ class EngineMirror:
     @property
     def held(self) -> frozenset[BlockHash]:
         """Every block the engine holds, in our hashes."""
-        return frozenset(self._ours.values())
+        return frozenset(self._places)
 
     def __len__(self) -> int:
         """Blocks that the engine holds."""
         return len(self._places)
-
-    @property
-    def copies(self) -> int:
-        """Copies of blocks that are told apart: something is kept for each."""
-        return len(self._copies)
 
     def segment_head(self, block: BlockHash) -> BlockHash | None:
         """Head of the segment of a block, see `chain.segment_heads`; None for one that the engine
@@ -97,39 +101,46 @@ class EngineMirror:
                 return Follow.REPEATED, Change()
             dropped, outcome = self.forget().removed, Follow.RESTARTED
         self.expected = batch.sequence + 1
-        added, removed = self._apply(batch)
-        gone = set(dropped) | removed
-        return outcome, Change(tuple(added - gone), tuple(gone - added))
+        change = self.more(batch.events)
+        return outcome, joined(Change(removed=dropped), change) if dropped else change
+
+    def more(self, events: Sequence[EngineEvent]) -> Change:
+        """Apply further events of the batch that was followed last."""
+        if len(events) == 1 and isinstance(events[0], AllCleared):
+            return self._clear()  # by itself: sets of all blocks take ten times as long
+        added, removed = self._apply(events)
+        return Change(tuple(added), tuple(removed))
 
     def forget(self) -> Change:
         """Nothing is known any more: the engine restarted, or its events were lost for good."""
-        removed = tuple(set(self._ours.values()))
+        self.expected = None
+        return self._clear()
+
+    def _clear(self) -> Change:
+        removed = tuple(self._places)
+        self.is_full = False
         self._ours.clear()
         self._places.clear()
         self._copies.clear()
         self._held.clear()
-        self.expected = None
         return Change(removed=removed)
 
-    def _apply(self, batch: EventBatch) -> tuple[set[BlockHash], set[BlockHash]]:
+    def _apply(self, events: Sequence[EngineEvent]) -> tuple[set[BlockHash], set[BlockHash]]:
         added: set[BlockHash] = set()
         removed: set[BlockHash] = set()
-        for event in batch.events:
+        for event in events:
             match event:
                 case BlocksStored():
                     new = self._store(event)
-                    added |= new
+                    added |= new - removed  # what was held before the batch came back
                     removed -= new
                 case BlocksRemoved():
                     old = self._remove(event)
                     removed |= old - added
                     added -= old
                 case AllCleared():
-                    removed |= set(self._ours.values()) - added
+                    removed |= set(self._clear().removed) - added
                     added.clear()
-                    expected = self.expected
-                    self.forget()
-                    self.expected = expected
         return added, removed
 
     def _store(self, event: BlocksStored) -> set[BlockHash]:
@@ -137,7 +148,11 @@ class EngineMirror:
         above = None if event.parent is None else self._ours.get(event.parent)
         new = set()
         for name, block in zip(event.hashes, ours, strict=False):
-            self._copies[name, event.medium, event.group] += 1
+            copy = (name, event.medium, event.group)
+            if len(self._copies) >= MAX_COPIES and copy not in self._copies:
+                self.refused, self.is_full = self.refused + 1, True
+                continue
+            self._copies[copy] += 1
             self._held[name] += 1
             if name not in self._ours:
                 self._ours[name] = block
@@ -177,4 +192,5 @@ class EngineMirror:
                 block = self._ours.pop(name)
                 self._places.pop(block, None)
                 gone.add(block)
+        self.is_full = self.is_full and len(self._copies) > MAX_COPIES // 2
         return gone

@@ -6,8 +6,9 @@ question is a sequence, the answer every batch from there on that it still has, 
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import zmq
 import zmq.asyncio
@@ -18,7 +19,14 @@ from prefixfleet.store.errors import ProtocolError
 REPLAY_LIMIT_S = 10.0
 """An engine answers between two steps; what takes longer is lost, or has no replay socket."""
 MAX_REPLAYED = 100_000  # ten times vLLM's own buffer
+MAX_REPLAYED_BYTES = 512 * 1024 * 1024
+"""vLLM's own buffer of 10,000 batches, each of a step that computed 8,192 tokens."""
+HELD_UP_BYTES = 64 * 1024
+"""Decoded at once, in a few ms; more goes to a thread, or others would wait."""
+SEQUENCE_BYTES = 8
 _END = (-1).to_bytes(8, "big", signed=True)
+
+T = TypeVar("T")
 
 
 class ReplayFailed(Exception):
@@ -27,16 +35,38 @@ class ReplayFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A batch, and a digest that names it: it covers the time at which it was published."""
+    """A batch as it came: decoded, it takes seven times the room."""
 
-    batch: EventBatch
-    digest: bytes
+    frames: tuple[bytes, bytes]
+
+    @property
+    def sequence(self) -> int:
+        """Its number."""
+        return int.from_bytes(self.frames[0], "big")
+
+    async def batch(self) -> EventBatch:
+        """What it says. Raises `ProtocolError`."""
+        return await self._unhurried(decode_batch)
+
+    async def digest(self) -> bytes:
+        """Names it: it covers the time at which it was published."""
+        return await self._unhurried(_digest)
+
+    async def _unhurried(self, work: Callable[[Sequence[bytes]], T]) -> T:
+        if len(self.frames[1]) <= HELD_UP_BYTES:
+            return work(self.frames)
+        return await asyncio.to_thread(work, self.frames)
 
 
 def read_message(frames: Sequence[bytes]) -> Message:
-    """One published message. Raises `ProtocolError`."""
-    batch = decode_batch(frames)
-    return Message(batch, hashlib.sha256(frames[-2] + frames[-1]).digest())
+    """One published message, not decoded yet. Raises `ProtocolError`."""
+    if not 2 <= len(frames) <= 3 or len(frames[-2]) != SEQUENCE_BYTES:
+        raise ProtocolError(f"engine events: got {len(frames)} frames, expected topic, seq, batch")
+    return Message((frames[-2], frames[-1]))
+
+
+def _digest(frames: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(frames)).digest()
 
 
 async def replay(context: zmq.asyncio.Context, endpoint: str, start: int) -> list[Message]:
@@ -58,6 +88,7 @@ async def replay(context: zmq.asyncio.Context, endpoint: str, start: int) -> lis
 
 async def _until_end(socket: zmq.asyncio.Socket) -> list[Message]:
     messages: list[Message] = []
+    size = 0
     while len(messages) < MAX_REPLAYED:
         frames = await socket.recv_multipart()
         if len(frames) < 3:
@@ -65,4 +96,7 @@ async def _until_end(socket: zmq.asyncio.Socket) -> list[Message]:
         if frames[-2] == _END:
             return messages
         messages.append(read_message(frames[-2:]))  # older engines leave the topic out
+        size += len(frames[-1])
+        if size > MAX_REPLAYED_BYTES:
+            raise ReplayFailed(f"more than {MAX_REPLAYED_BYTES} bytes")
     raise ReplayFailed(f"more than {MAX_REPLAYED} batches")

@@ -25,8 +25,8 @@ class Populating:
     """A thread that goes once through ``memory``, a mapping, from its start, and ends. Owned by who
     mapped it, who stops it when the mapping is not needed any more. It changes no byte.
 
-    ``writable`` says how the memory is mapped. A kernel that cannot do it (before Linux 5.14) is
-    logged; pages then get their places when they are first used.
+    ``writable`` says how the memory is mapped. A kernel that cannot do it (before Linux 5.14), or a
+    process that may have no more threads, is logged; pages then get their places at first use.
     """
 
     def __init__(self, memory: memoryview, *, writable: bool = True) -> None:
@@ -35,7 +35,10 @@ class Populating:
         self._advice = _ADVICE[writable]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefixfleet-pages", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # nobody must go without a pool for it
+            _give_up(error)
 
     @property
     def running(self) -> bool:
@@ -52,9 +55,13 @@ class Populating:
         while self.done_bytes < size and not self._stop.is_set():
             length = min(SLICE_BYTES, size - self.done_bytes)
             if error := _advise(address + self.done_bytes - lead, length + lead, self._advice):
-                log.info("pages of a pool get their places at first use: %s", os.strerror(error))
+                _give_up(os.strerror(error))
                 return
             self.done_bytes += length
+
+
+def _give_up(why: object) -> None:
+    log.info("pages of a pool get their places at first use: %s", why)
 
 
 def _advise(address: int, length: int, advice: int) -> int:

@@ -75,4 +75,5 @@ class Seals:
 
     def _of(self, name: str) -> str:
         fleet, kind = self._about
-        return f"the {kind} {name} of fleet {fleet}" if name else f"the {kind} of fleet {fleet}"
+        # whoever writes to Redis chose the name: it shall not write lines into logs
+        return f"the {kind}{f' {name!a:.80}' if name else ''} of fleet {fleet}"

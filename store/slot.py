@@ -12,6 +12,7 @@ import xxhash
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError, CorruptBlock
+from prefixfleet.store.namespace import DIGEST_BYTES
 
 ALIGN_BYTES = 4096  # a page, and the unit of direct disk I/O
 _HEADER = struct.Struct("<8s16s16sQQHH4x")  # magic, namespace, hash, length, checksum, shard, of
@@ -52,7 +53,10 @@ class SlotLayout:
 def seal(
     slot: memoryview, layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int = 0
 ) -> None:
-    """Write the header of a shard whose payload is complete; the checksum covers the payload."""
+    """Write the header of a shard whose payload is complete; the checksum covers the payload.
+
+    Raises `CorruptBlock` for a name of another length than a header holds.
+    """
     checksum = xxhash.xxh3_64(layout.payload(slot, shard)).intdigest()
     start = shard * layout.shard_bytes
     slot[start : start + HEADER_BYTES] = _header(layout, namespace, block, shard, checksum)
@@ -64,7 +68,7 @@ def verify(
     """Prove that a shard is what the caller asked for, to the last byte.
 
     Raises:
-        CorruptBlock: magic, namespace, hash, length, shard or checksum differ.
+        CorruptBlock: magic, namespace, hash, length, shard, padding or checksum differ.
     """
     ShardProof(slot, layout, namespace, block, shard).finish()
 
@@ -129,6 +133,11 @@ def copy_out(
 def _header(
     layout: SlotLayout, namespace: bytes, block: BlockHash, shard: int, checksum: int
 ) -> bytes:
+    if not len(namespace) == len(block) == DIGEST_BYTES:  # packing would cut or fill them
+        raise CorruptBlock(
+            f"slot header: got a namespace of {len(namespace)} and a hash of {len(block)} bytes, "
+            f"expected {DIGEST_BYTES} each"
+        )
     return _HEADER.pack(
         _MAGIC, namespace, block, layout.payload_bytes, checksum, shard, layout.shards
     )

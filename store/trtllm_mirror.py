@@ -7,19 +7,16 @@ told again only when it is stored again. A number that goes back is another life
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from prefixfleet.store.engine_events import BlocksStored, EventBatch
-from prefixfleet.store.engine_follower import Losses
+from prefixfleet.store.engine_events import EventBatch
 from prefixfleet.store.engine_mirror import Change, EngineMirror
+from prefixfleet.store.event_slices import TURN, slices, turns
+from prefixfleet.store.following import Losses
 from prefixfleet.store.trtllm_events import PolledEvent, Said
 
 QUIET_EVENTS = 1_000
 """So many events in a row without a loss, and a loss is the past."""
-TURN = 2_000
-"""Events, or blocks of a change, after which others get a turn."""
-MAX_COPIES = 524_288
-"""Of an engine's blocks: a terabyte of KV in blocks of 2 MiB. Beyond it, everything is dropped."""
 
 
 @dataclass(slots=True)
@@ -66,10 +63,10 @@ class PolledMirror:
         self.batches += bool(events)
         if is_lost:
             yield from self._dropped()
-        for piece in _pieces(said):
+        for piece in slices(said):
             batch = EventBatch(self.mirror.expected or 0, piece)
             yield self.mirror.follow(batch)[1]
-            if self.mirror.copies > MAX_COPIES:
+            if self.mirror.is_full:
                 self.losses.overflows += 1
                 self._since_loss, self.whole = 0, False
                 yield from self._dropped()
@@ -109,34 +106,4 @@ class PolledMirror:
         self.window = max(self.window, event.window)
 
     def _dropped(self) -> Iterator[Change]:
-        removed = self.mirror.forget().removed
-        for start in range(0, max(1, len(removed)), TURN):
-            yield Change(removed=removed[start : start + TURN])
-
-
-def _pieces(said: Sequence[Said]) -> Iterator[tuple[Said, ...]]:
-    """Every event, in groups of at most `TURN` events and blocks."""
-    piece, size = list[Said](), 0
-    for part in (part for event in said for part in _cut(event)):
-        if piece and size + 1 + len(part.hashes) > TURN:
-            yield tuple(piece)
-            piece, size = [], 0
-        piece.append(part)
-        size += 1 + len(part.hashes)
-    if piece:
-        yield tuple(piece)
-
-
-def _cut(event: Said) -> Iterator[Said]:
-    """An event of too many blocks as several that follow each other."""
-    if len(event.hashes) < TURN:
-        yield event
-        return
-    for start in range(0, len(event.hashes), TURN - 1):
-        end = start + TURN - 1
-        part = replace(event, hashes=event.hashes[start:end])
-        if isinstance(part, BlocksStored):
-            parent = event.hashes[start - 1] if start else part.parent
-            ids = part.token_ids[start * part.block_tokens : end * part.block_tokens]
-            part = replace(part, parent=parent, token_ids=ids)
-        yield part
+        yield from turns(self.mirror.forget())

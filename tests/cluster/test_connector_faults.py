@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 from engine_rig import BLOCK, answer, expected_answer, prompt_of
 
+from prefixfleet.cluster import connector_copier
 from prefixfleet.cluster.connector_loads import OpenLoads
 from prefixfleet.cluster.connector_paged import PagedKv
+from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
 
@@ -212,6 +214,47 @@ def test_a_save_that_fails_costs_a_later_hit_only(start, daemons, monkeypatch):
     assert told == expected_answer(prompt, 4)
     assert other.reports["b"]["local_blocks"] == 0
     assert rig.counts["dropped_blocks"] == 3
+    daemons.wait_unused()
+
+
+def test_a_save_that_fails_before_it_has_slots_does_not_end_the_copier(start, monkeypatch):
+    def fail(self, *_):
+        raise RuntimeError("can't start new thread")
+
+    prompt = prompt_of(3 * BLOCK + 1)
+    rig = start()
+    with monkeypatch.context() as patch:
+        patch.setattr(RankPool, "reserve", fail)
+        told = answer(rig, "a", prompt)
+    later = answer(rig, "b", prompt_of(3 * BLOCK + 1, seed=2))
+
+    assert told == expected_answer(prompt, 4)
+    assert later == expected_answer(prompt_of(3 * BLOCK + 1, seed=2), 4)
+    assert (rig.counts["dropped_blocks"], rig.counts["saved_blocks"]) == (3, 6)
+
+
+def test_an_engine_that_stops_gives_no_slot_away_that_it_still_writes(
+    start, daemons, monkeypatch, caplog
+):
+    monkeypatch.setattr(connector_copier, "CLOSE_S", 0.01)
+    rig, prompt = start(), prompt_of(3 * BLOCK + 1)
+    reading, go_on = hold_first_read(monkeypatch)
+    rig.add("a", prompt, 4)
+    while not rig.scheduler.running:
+        rig.step()
+    assert reading.wait(60)
+
+    rig.ranks[0].connector.shutdown()
+    other = prompt_of(12 * BLOCK + 1, seed=2)
+    answer(start(), "b", other)
+    go_on.set()
+    rig.ranks[0].connector._worker._copier._thread.join(60)
+
+    third = start()
+    assert answer(third, "c", other) == expected_answer(other, 4)
+    assert (third.reports["c"]["local_blocks"], third.counts["failed_loads"]) == (12, 0)
+    assert "still writes" in caplog.text
+    rig.ranks[0].connector.shutdown()
     daemons.wait_unused()
 
 

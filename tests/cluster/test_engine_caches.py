@@ -5,6 +5,7 @@ from engine_publisher import EnginePublisher, removed
 from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, running_node, settings_of
 
+from prefixfleet.store import engine_mirror
 from prefixfleet.store.chain import extend_chain
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.namespace import Scope, chain_root, hash_key
@@ -88,6 +89,26 @@ async def test_an_engine_that_goes_holds_nothing(daemon, publisher, caches):
     await until(lambda: found(caches, chain_of(TOKENS), {}))
     assert await caches.members() == []
     assert "gpu" not in daemon.snapshot()["tiers"]
+
+
+async def test_more_blocks_than_are_followed_are_said_and_not_told(
+    daemon, publisher, caches, monkeypatch, caplog
+):
+    monkeypatch.setattr(engine_mirror, "MAX_COPIES", 4)
+    async with engine_of(daemon, publisher):
+        await publisher.publish(publisher.stored(TOKENS))
+        await until(lambda: found(caches, chain_of(TOKENS), {"test": 4}))
+        await publisher.publish(publisher.stored(TOKENS[:96], medium="CPU"))
+        await until(lambda: daemon.snapshot()["engine_caches"]["test"]["batches"] == 2)
+
+        snapshot = daemon.snapshot()
+        assert snapshot["engine_caches"]["test"]["refused_blocks"] == BLOCKS - 4 + 3
+        assert any("were left out" in reason for reason in snapshot["degraded"])
+
+        await publisher.publish({"type": "AllBlocksCleared"})
+        await until(lambda: not daemon.snapshot()["degraded"])
+
+    assert caplog.text.count("were left out") == 1
 
 
 async def test_it_comes_back_with_all_it_held(daemon, publisher, caches):

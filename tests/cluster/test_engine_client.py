@@ -178,7 +178,17 @@ def test_a_refusal_is_told_and_not_taken_for_a_daemon(daemon, client):
     daemon.greeted()  # it goes on asking
 
 
-@pytest.mark.parametrize("change", [{"epoch": "x"}, {"hash_key": "text"}, {"node": None}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"epoch": "x"},
+        {"hash_key": "text"},
+        {"node": None},
+        {"pool_bytes": 0},
+        {"pool_bytes": -1},
+        {"namespace_digest": b"d" * 15},
+    ],
+)
 def test_a_welcome_that_is_none_is_no_daemon(daemon, client, change):
     client.start()
     daemon.greeted(**change)
@@ -209,6 +219,31 @@ def test_junk_ends_the_connection_and_a_new_one_is_made(connected, daemon, junk)
     with pytest.raises(PeerLost):
         answer.result(WAIT_S)
     daemon.greeted()
+
+
+@pytest.mark.parametrize("id", [[1], {"a": 1}, None, "1"])
+def test_an_answer_without_a_number_ends_the_connection_and_a_new_one_is_made(
+    connected, daemon, id
+):
+    client, connection = connected
+    answer = client.ask("release", within_s=WAIT_S)
+
+    say(connection, id=id)
+
+    with pytest.raises(PeerLost):
+        answer.result(WAIT_S)
+    daemon.greeted()
+
+
+def test_a_welcome_without_a_number_does_not_end_the_channel(daemon, client):
+    client.start()
+    connection = daemon.connections.get(timeout=WAIT_S)
+    receive_frame(connection)
+    say(connection, **WELCOME)
+    welcome = client.settle(WAIT_S)
+
+    assert welcome is not None
+    assert welcome.connection == 1
 
 
 def test_a_frame_that_the_daemon_could_not_read_ends_the_connection(connected, daemon):

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 
 from prefixfleet.cluster.status import show_status
@@ -9,7 +10,7 @@ from prefixfleet.cluster.status import show_status
 SPEED = {"bytes_per_s": 2.5e9, "setup_s": 0.001, "queued_bytes": 0, "pulls": 7}
 
 
-def shown(links):
+def shown(links, **stats):
     status = {
         "fleet": "f",
         "phase": "up",
@@ -19,7 +20,7 @@ def shown(links):
                 "node": "b",
                 "epoch": 1,
                 "suspect": False,
-                "stats": {"links": links, "lanes": {"ucx": "ucx:tcp/eth0"}},
+                "stats": {"links": links, "lanes": {"ucx": "ucx:tcp/eth0"}} | stats,
             }
         ],
         "workers": [],
@@ -40,6 +41,16 @@ def test_every_used_link_shows_its_speed_and_the_one_taken_shows_why():
     assert all(part in ucx for part in ("measured fastest", "ucx:tcp/eth0", "2500", "1.0", "7"))
     assert "1000" in tcp
     assert "measured" not in tcp
+
+
+@pytest.mark.parametrize("number", [None, "1", []])
+def test_a_node_whose_numbers_are_none_hides_no_other(number):
+    """A number that JSON cannot say, such as infinity, comes from the router as null."""
+    link = {"link": "tcp", "links": {"tcp": SPEED | {"bytes_per_s": number, "setup_s": number}}}
+    tiers = {"dram": {"resident": number, "slot_bytes": number}}
+
+    for hits in (number, {"block_s": number}):
+        assert len(shown({"a": link}, tiers=tiers, hits=hits)) == 1
 
 
 def test_without_pulls_there_is_nothing_to_show():

@@ -9,6 +9,7 @@ import pytest
 from daemons import Daemons
 from node_rig import NAMESPACE, PAYLOAD_BYTES, fresh_chain
 
+from prefixfleet.cluster import cache_api
 from prefixfleet.cluster.cache_api import NodePrefixCache
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
@@ -102,6 +103,33 @@ def test_a_pinned_block_stays_while_others_come_and_go(cache, daemons):
             assert cache.load(pinned, position, target)
             assert target == payload_of(block)
     daemons.wait_unused()
+
+
+def test_a_cache_that_is_closed_gives_no_slot_away_that_it_still_writes(
+    cache, daemons, monkeypatch, caplog
+):
+    monkeypatch.setattr(cache_api, "CLOSE_S", 0.01)
+    writing, go_on = threading.Event(), threading.Event()
+
+    def write(payload):
+        writing.set()
+        go_on.wait(60)
+        payload[:] = bytes(len(payload))
+
+    chain = fresh_chain(5)
+    with ThreadPoolExecutor() as threads:
+        saving = threads.submit(cache.save, b"", [(fresh_chain(1)[0], write)])
+        assert writing.wait(60)
+        cache.close()
+        other = cache_at(daemons.ask("a", lambda node: node.settings.socket_path))
+        other.welcome(WAIT_S)
+        assert other.save(b"", writes_of(chain)) == [True] * 5
+        go_on.set()
+        saving.result(WAIT_S)
+
+    assert "still writes" in caplog.text
+    assert loaded(other, chain) == [payload_of(block) for block in chain]
+    other.close()
 
 
 def test_a_plan_brings_a_peers_blocks(cache, daemons):

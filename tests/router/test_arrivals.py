@@ -17,6 +17,16 @@ def waiting(router):
     return router.metrics.waits_for_worker._value.get()
 
 
+async def waiting_now(rig):
+    """As the metrics and as the status say."""
+    async with rig.client.get("/metrics") as response:
+        lines = (await response.text()).splitlines()
+    async with rig.client.get("/status") as response:
+        status = await response.json()
+    (told,) = [line for line in lines if line.startswith("prefixfleet_waiting_requests ")]
+    return float(told.split()[1]), status["waiting"]["without_worker"]
+
+
 def port_of(engine):
     return int(engine.url.rsplit(":", 1)[1])
 
@@ -94,13 +104,36 @@ async def test_nobody_waits_longer_than_the_limit_on_the_first_token(rig):
     assert (await rig.post())[0] == 503
 
 
+async def test_those_who_wait_leave_room_for_other_models(rig):
+    engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
+    router = await rig.start(
+        engine,
+        leaving,
+        records=[engine.record(), leaving.record()],
+        worker_wait_s=LONG_S,
+        max_in_flight=8,
+    )
+    await until_gone(rig, leaving)
+    waiters = [asyncio.create_task(rig.post(model="other")) for _ in range(2)]
+    await until(lambda: router.without_worker == 2)
+
+    refused = [(await rig.post(model="other"))[0] for _ in range(8)]
+
+    assert refused == [503] * 8
+    assert (await rig.post())[0] == 200
+    await rig.announce(leaving.record())
+    assert [(await waiter)[0] for waiter in waiters] == [200, 200]
+
+
 async def test_a_client_that_leaves_waits_no_longer(rig):
     router = await rig.start(worker_wait_s=LONG_S)
 
     asked = await post_once_waiting(rig)
+    assert await waiting_now(rig) == (1.0, 1)
     asked.cancel()
 
     await until(lambda: router.in_flight == 0)
+    assert await waiting_now(rig) == (0.0, 0)
 
 
 async def test_a_worker_that_refuses_is_not_waited_for(rig):

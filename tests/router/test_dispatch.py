@@ -169,6 +169,20 @@ def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
     assert after.coefficients == pytest.approx(before.coefficients)
 
 
+def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher):
+    """A node loads for a quarter of a second and then leaves the rest to be computed."""
+    worker = worker_on("n5")
+    prompt, chains = Prompt(tokens=1_000), {KIND: CHAIN[:4]}
+    sent = dispatcher.bind("r", dispatcher.decide(prompt, chains, [worker]), chains, [worker])
+    charge = dispatcher.book.charge(worker.name, tokens=1, sequences=1, expected_s=1.0)
+    charge.first_byte(charge.started_s + sent.decision.load_s / 2)
+
+    before = dispatcher.prefill_model(worker)
+    dispatcher.learn(sent, prompt, charge)
+
+    assert dispatcher.prefill_model(worker) == before
+
+
 def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):
     workers = [worker_on("elsewhere")]
     decision = dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)

@@ -11,7 +11,7 @@ from trtllm_server import TrtllmServer
 
 from prefixfleet.router import engine_poll
 from prefixfleet.router.engine_poll import EnginePoller
-from prefixfleet.store import trtllm_mirror
+from prefixfleet.store import event_slices
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.poll_rights import PollRights
@@ -166,7 +166,7 @@ async def test_an_answer_of_too_many_hashes_is_a_loss(server):
 
 
 async def test_while_a_long_answer_is_taken_others_get_a_turn(server, monkeypatch):
-    monkeypatch.setattr(trtllm_mirror, "TURN", 8)
+    monkeypatch.setattr(event_slices, "TURN", 8)
     turns, seen = 0, []
 
     async def other():

@@ -248,6 +248,12 @@ def test_a_failure_without_node_and_time_is_refused(text):
         main(["--trace", "none", "--fail", text])
 
 
+@pytest.mark.parametrize("at_s", ["nan", "inf", "-5", "x"])
+def test_a_storm_at_no_time_is_refused(at_s):
+    with pytest.raises(SystemExit):
+        main(["--trace", "none", "--storm", at_s])
+
+
 def test_a_trace_of_texts_is_refused_with_what_to_do(tmp_path, capsys):
     path = Path(tmp_path / "log.jsonl")
     path.write_text('{"prompt": "x"}\n')

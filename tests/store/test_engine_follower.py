@@ -1,46 +1,20 @@
 """Following an engine's events over real sockets: late, with gaps, broken off, restarted."""
 
 import asyncio
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 
 import pytest
+from engine_following import BLOCK, KEY, ROOT, following
 from engine_publisher import EnginePublisher, removed
 from eventually import until
 
 from prefixfleet.store.chain import extend_chain
-from prefixfleet.store.engine_follower import EngineFollower
-from prefixfleet.store.engine_mirror import Change, EngineMirror, joined
+from prefixfleet.store.engine_mirror import Change, joined
 
-KEY, BLOCK, ROOT = b"k" * 32, 16, b"r" * 16
 TOKENS = list(range(48))
 CHAIN = extend_chain(ROOT, TOKENS, BLOCK, KEY)
 OTHERS = list(range(100, 132))
 OTHER_CHAIN = extend_chain(ROOT, OTHERS, BLOCK, KEY)
-
-
-@asynccontextmanager
-async def following(events, replay=""):
-    """A follower, and the set of blocks that its changes add up to."""
-    mirror = EngineMirror(lambda salt: ROOT, BLOCK, KEY)
-    follower = EngineFollower(mirror, events, replay)
-    held = set()
-
-    async def follow():
-        async with aclosing(follower.changes()) as changes:
-            async for change in changes:
-                assert held.isdisjoint(change.added), "added twice"
-                assert held >= set(change.removed), "removed and never added"
-                held.difference_update(change.removed)
-                held.update(change.added)
-
-    task = asyncio.create_task(follow())
-    try:
-        yield follower, held
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-    assert not task.done() or task.cancelled(), "the follower failed"
-    assert held == mirror.held
 
 
 async def test_blocks_come_and_go():

@@ -3,10 +3,12 @@
 import mmap
 import os
 import resource
+import threading
 
 import pytest
 from eventually import until
 
+from prefixfleet.store import populate
 from prefixfleet.store.populate import SLICE_BYTES, Populating
 
 PAGE = mmap.PAGESIZE
@@ -59,13 +61,31 @@ async def test_memory_that_the_kernel_refuses_is_left_as_it_is(shared_file, capl
     assert populating.done_bytes == 0
 
 
-async def test_it_ends_when_it_is_stopped(shared_file):
-    big = 1 << 30
-    os.ftruncate(shared_file, big)
-    memory = memoryview(mmap.mmap(shared_file, big, prot=mmap.PROT_READ))
+async def test_it_ends_after_the_slice_at_which_it_is_stopped(shared_file, monkeypatch):
+    memory = memoryview(mmap.mmap(shared_file, SIZE, prot=mmap.PROT_READ))
+    advise, go_on = populate._advise, threading.Event()
+    monkeypatch.setattr(populate, "_advise", lambda *given: go_on.wait(60) and advise(*given))
     populating = Populating(memory, writable=False)
 
     populating.stop()
+    go_on.set()
 
     await until(lambda: not populating.running)
-    assert populating.done_bytes < big
+    assert populating.done_bytes <= SLICE_BYTES
+
+
+def test_a_process_that_may_have_no_more_threads_uses_the_pool_without(
+    shared_file, monkeypatch, caplog
+):
+    def refuse(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    memory = memoryview(mmap.mmap(shared_file, SIZE))
+
+    with caplog.at_level("INFO"):
+        populating = Populating(memory)
+
+    assert "at first use: can't start new thread" in caplog.text
+    assert not populating.running
+    populating.stop()

@@ -54,6 +54,33 @@ def test_a_slot_of_another_identity_is_refused(namespace, block, layout):
         verify(sealed_slot(), layout, namespace, block)
 
 
+@pytest.mark.parametrize(
+    ("namespace", "block"),
+    [(NAMESPACE + b"x", BLOCK), (NAMESPACE, BLOCK + b"x"), (b"", BLOCK), (NAMESPACE, BLOCK[:-1])],
+)
+def test_an_identity_of_another_length_is_neither_sealed_nor_proved(namespace, block):
+    slot, bare = sealed_slot(), memoryview(bytearray(LAYOUT.slot_bytes))
+    LAYOUT.payload(bare)[:] = LAYOUT.payload(slot)
+    target = memoryview(bytearray(LAYOUT.payload_bytes))
+
+    with pytest.raises(CorruptBlock):
+        verify(slot, LAYOUT, namespace, block)
+    with pytest.raises(CorruptBlock):
+        copy_out(slot, LAYOUT, namespace, block, 0, target)
+    with pytest.raises(CorruptBlock):
+        seal(bare, LAYOUT, namespace, block)
+    assert bytes(bare[:HEADER_BYTES]) == bytes(HEADER_BYTES)
+
+
+def test_a_hash_that_ends_in_zeros_is_not_a_shorter_one():
+    slot, hashed = sealed_slot(), BLOCK[:-1] + bytes(1)
+    seal(slot, LAYOUT, NAMESPACE, hashed)
+
+    verify(slot, LAYOUT, NAMESPACE, hashed)
+    with pytest.raises(CorruptBlock):
+        verify(slot, LAYOUT, NAMESPACE, hashed[:-1])
+
+
 def test_a_copy_is_proved_by_itself():
     slot = sealed_slot()
     target = memoryview(bytearray(LAYOUT.payload_bytes))

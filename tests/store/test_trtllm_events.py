@@ -7,12 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trtllm_server import TrtllmServer, moved, names_of, removed
 
-from prefixfleet.store import trtllm_events, trtllm_mirror
+from prefixfleet.store import engine_mirror, trtllm_events
 from prefixfleet.store.chain import extend_chain
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.event_slices import TURN
 from prefixfleet.store.trtllm_events import MAX_POLL_ITEMS, decode_poll
-from prefixfleet.store.trtllm_mirror import QUIET_EVENTS, TURN, PolledMirror
+from prefixfleet.store.trtllm_mirror import QUIET_EVENTS, PolledMirror
 
 KEY, BLOCK = b"k" * 32, 16
 
@@ -318,7 +319,7 @@ def test_an_answer_of_too_many_values_is_not_even_decoded(monkeypatch):
 def test_an_engine_that_tells_more_blocks_than_are_followed_is_believed_nothing(
     engine, polled, monkeypatch
 ):
-    monkeypatch.setattr(trtllm_mirror, "MAX_COPIES", 4)
+    monkeypatch.setattr(engine_mirror, "MAX_COPIES", 4)
     data = engine.stored(TOKENS)
     engine.tell(data)
     assert poll(engine, polled) == set(CHAIN)

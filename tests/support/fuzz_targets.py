@@ -34,6 +34,7 @@ from prefixfleet.router.traces import parse_trace
 from prefixfleet.store.engine_events import decode_batch
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError, CorruptBlock, PeerRefused, ProtocolError
+from prefixfleet.store.event_slices import slices
 from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.prefetch import Prefetch, encode_prefetch, open_prefetch, sign
 from prefixfleet.store.records import FleetWish, NodeRecord, Outcome, PullPlan, WorkerRecord
@@ -130,7 +131,9 @@ def _signature(data: bytes) -> None:
 
 
 def _engine_events(data: bytes) -> None:
-    decode_batch([b"topic", b"\0" * 8, data])
+    mirror = EngineMirror(lambda salt: salt.encode()[:16].ljust(16), 2, KEY)
+    for piece in slices(decode_batch([b"topic", b"\0" * 8, data]).events):
+        mirror.more(piece)
 
 
 def _polled_events(data: bytes) -> None:

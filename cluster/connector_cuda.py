@@ -40,7 +40,7 @@ def staged_copies(mover: BlockMover, device: torch.device, batch: int) -> Staged
     """For the paged KV of ``mover`` on the GPU ``device``, with rows for ``batch`` blocks.
 
     Raises:
-        ValueError: CUDA gives no page-locked memory for them.
+        ValueError: CUDA gives no page-locked memory, or none on the GPU, for them.
     """
     size = mover.payload_bytes
     try:
@@ -50,7 +50,13 @@ def staged_copies(mover: BlockMover, device: torch.device, batch: int) -> Staged
             f"page-locked host memory: CUDA refused {batch} rows of {size} bytes ({error}); "
             "raise the memory limit of the engine's container, or free memory of the host"
         ) from error
-    rows = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(batch)]
+    try:
+        rows = [torch.empty(size, dtype=torch.uint8, device=device) for _ in range(batch)]
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"memory of {device}: CUDA refused {batch} rows of {size} bytes ({error}); "
+            "lower --gpu-memory-utilization in PREFIXFLEET_WORKER_ENGINE_OPTIONS"
+        ) from error
     staged = StagedCopies(mover, CudaStream(device), host, rows)
     staged.rehearse()
     return staged

@@ -6,6 +6,7 @@ import pytest
 import torch
 from lazy_stream import LazyStream
 
+from prefixfleet.cluster.connector_cuda import staged_copies
 from prefixfleet.cluster.connector_staging import StagedCopies
 from prefixfleet.kernels.mover import mover_for
 from prefixfleet.kernels.paged import Content, PagedLayout
@@ -158,6 +159,25 @@ def test_a_payload_that_is_no_encoded_block_is_refused_before_anything_is_writte
 
     assert rig.engine.undone == 2  # refused without a wait for the device
     assert rig.blocks()[2] == 5
+
+
+@pytest.mark.parametrize(
+    ("refused", "told"),
+    [("pin_memory", "page-locked host memory"), ("device", "memory of cuda:1.*utilization")],
+)
+def test_memory_that_cuda_refuses_is_told_with_what_to_set(monkeypatch, rig, refused, told):
+    """As PyTorch refuses it; there is no GPU here."""
+    empty = torch.empty
+
+    def refuse(size, *, dtype, **where):
+        if refused in where:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return empty(size, dtype=dtype)
+
+    monkeypatch.setattr(torch, "empty", refuse)
+
+    with pytest.raises(ValueError, match=told):
+        staged_copies(rig.copies._mover, torch.device("cuda:1"), ROWS)
 
 
 @pytest.mark.parametrize("encoding", ["exact", "fp8", "int8-fp8"])

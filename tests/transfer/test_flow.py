@@ -5,6 +5,8 @@ import asyncio
 import pytest
 
 from prefixfleet.transfer.flow import Flow
+from prefixfleet.transfer.pull import MAX_AT_ONCE, PORTION_BYTES
+from prefixfleet.transfer.source import LANES
 
 FOREGROUND, BACKGROUND = False, True
 
@@ -60,6 +62,22 @@ async def test_who_has_moved_least_goes_first():
     assert (short.done(), long.done()) == (True, False)
     short.result().leave()
     assert (await long).size_bytes == 40
+
+
+async def test_the_longest_pull_leaves_room_for_a_short_one():
+    """As large as portions are: of one source, and of all that it may read from at once."""
+    flow, short = Flow(), 4096
+    for _ in range(LANES):
+        await entering(flow, "p0", PORTION_BYTES, moved=1)
+    beside = await entering(flow, "p0", short)
+    for peer in range(1, MAX_AT_ONCE):
+        for _ in range(LANES):
+            await entering(flow, f"p{peer}", PORTION_BYTES, moved=1)
+    elsewhere = await entering(flow, "another", short)
+    await settle()
+
+    assert flow.bytes == MAX_AT_ONCE * LANES * PORTION_BYTES + 2 * short
+    assert (beside.done(), elsewhere.done()) == (True, True)
 
 
 async def test_background_gives_way_whatever_it_has_moved():

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from prefixfleet.store.errors import EpochChanged, PeerBusy, PeerRefused, ProtocolError
 from prefixfleet.transfer import wire
+from prefixfleet.transfer.channel import REQUEST_BYTES
+from prefixfleet.transfer.extents import cut
 from prefixfleet.transfer.link import MAX_MESSAGE_BYTES, Range
 from prefixfleet.transfer.messages import (
     Answer,
@@ -115,6 +117,22 @@ def test_a_body_is_bounded_on_both_sides(kind, limit):
         wire.frame_header(kind, bytes(limit + 1))
     with pytest.raises(ProtocolError, match=kind.name):
         wire.decode_header(wire.HEADER.pack(b"PF", wire.WIRE_VERSION, kind, limit + 1, 0, 0))
+
+
+def test_what_a_channel_asks_for_at_once_is_what_a_listener_takes():
+    size = 1 << 20
+    slots = [Range(2 * i * size, size) for i in range(REQUEST_BYTES // size + 1)]
+    memory = memoryview(bytes(size))
+
+    requests = [parts for parts, _ in cut(slots, [memory] * len(slots), REQUEST_BYTES)]
+
+    assert [part for parts in requests for part in parts] == slots
+    for parts in requests:
+        body = wire.encode_ranges(parts)
+        wire.frame_header(Kind.READ, body)
+        assert wire.decode_ranges(body, slots[-1].offset + size) == parts
+        answer = wire.data_header(sum(part.length for part in parts), 1)
+        assert wire.decode_header(answer).kind == Kind.DATA
 
 
 def test_ranges_come_out_as_they_went_in():

@@ -85,8 +85,12 @@ class WorkerRegistry:
         raise IndexUnavailable(f"the fleet's wish changed {MAX_CHANGES} times meanwhile; try again")
 
     async def _write_wish(self, generation: bytes, wish: FleetWish) -> bool:
-        sealed = self._sealing().seal("", wish.encode())
-        return bool(await self._functions.call("change_wish", generation, sealed))
+        seals = self._sealing()
+        sealed = seals.seal("", wish.encode())
+        if not await self._functions.call("change_wish", generation, sealed):
+            return False
+        seals.wrote("", sealed)
+        return True
 
     def _sealing(self) -> Seals:
         if self._seals is None:

@@ -63,6 +63,12 @@ class Seals:
         self._there.add(name)
         return record
 
+    def wrote(self, name: str, sealed: bytes) -> None:
+        """This one of `seal` is there now: an older one that is put back is none."""
+        _, number, _ = _HEAD.unpack_from(sealed)
+        self._newest[name] = max(number, self._newest.get(name, 0))
+        self._there.add(name)
+
     def only(self, names: Collection[str]) -> None:
         """No other names have a record now: those that went may not come back as they were."""
         for name in self._there.difference(names):

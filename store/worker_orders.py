@@ -31,7 +31,9 @@ class WorkerOrders:
         if isinstance(before, bytes):
             with contextlib.suppress(Unsigned):  # it is replaced
                 self._seals.open(worker, before)
-        await self._redis.command("HSET", self._key, worker, self._seals.seal(worker, order))
+        sealed = self._seals.seal(worker, order)
+        await self._redis.command("HSET", self._key, worker, sealed)
+        self._seals.wrote(worker, sealed)
 
     async def withdraw(self, worker: str) -> None:
         """No order about ``worker`` holds any more."""

@@ -136,6 +136,34 @@ async def test_forged_and_replayed_orders_are_refused_and_can_be_given_again(ord
     assert set(orders.refused) == {"b", "c"}
 
 
+def test_what_was_written_late_is_no_newer_than_what_was_seen_meanwhile():
+    writer = seals()
+    late, newer = writer.seal("a", b"1"), seals(now_s=2_000.0).seal("a", b"2")
+    writer.open("a", newer)
+
+    writer.wrote("a", late)
+
+    assert writer.open("a", newer) == b"2"
+    with pytest.raises(Unsigned, match="older"):
+        writer.open("a", late)
+
+
+async def test_who_gave_an_order_has_seen_it(orders, registry, raw, fleet):
+    """It has not been read again yet when an older one is put back."""
+    await orders.give("a", b"old")
+    old = await raw.hget(key(fleet, "worker_orders"), "a")
+    await orders.give("a", b"new")
+    await raw.hset(key(fleet, "worker_orders"), "a", old)
+    assert await orders.all() == {}
+
+    await registry.change_wish(lambda _: FleetWish(nodes=1))
+    first = await raw.hgetall(key(fleet, "wish"))
+    await registry.change_wish(lambda _: FleetWish(nodes=5))
+    await raw.hset(key(fleet, "wish"), mapping=first)
+    with pytest.raises(ConfigError, match="older"):
+        await registry.wish()
+
+
 async def test_whoever_forges_an_order_writes_no_lines_of_his_own(orders, raw, fleet):
     name = "a\nERROR all is lost \x1b[2J" + "x" * 100_000
     await raw.hset(key(fleet, "worker_orders"), name, b"forged")

@@ -8,12 +8,13 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import uvloop
-from aiohttp import web
 
 from prefixfleet.router.app import lane_routes, make_app
+from prefixfleet.router.bursts import Bursts
 from prefixfleet.router.core import Fleet, Router
 from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneRunner
@@ -117,26 +118,39 @@ async def _listen(router: Router, options: argparse.Namespace) -> None:
     await runner.setup()
     watching = None
     try:
-        settings = router.settings
-        site = web.TCPSite(
-            runner,
-            settings.host,
-            settings.port,
-            backlog=BACKLOG,
-            ssl_context=router.tls.listener,
-            reuse_port=options.parent is not None or None,
-        )
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        scheme = "https" if router.tls.listener else "http"
-        print(f"prefixfleet router on {scheme}://{host}:{port}", flush=True)  # noqa: T201 - for scripts
-        if options.parent is not None:
-            watching = asyncio.create_task(_watch(options.parent, stop))
-        await stop.wait()
+        async with _listening(runner, router, options) as address:
+            scheme = "https" if router.tls.listener else "http"
+            print(f"prefixfleet router on {scheme}://{address}", flush=True)  # noqa: T201 - for scripts
+            if options.parent is not None:
+                watching = asyncio.create_task(_watch(options.parent, stop))
+            await stop.wait()
     finally:
         if watching:
             watching.cancel()
         await runner.cleanup()
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    runner: LaneRunner, router: Router, options: argparse.Namespace
+) -> AsyncIterator[str]:
+    """Accepts connections for the runner's server; says where."""
+    lanes, settings, tls = runner.lanes, router.settings, router.tls.listener
+    server = await asyncio.get_running_loop().create_server(
+        lanes,
+        settings.host,
+        settings.port,
+        backlog=BACKLOG,
+        ssl=tls,
+        reuse_port=options.parent is not None or None,
+    )
+    lanes.bursts = Bursts(server.sockets, lanes, tls=tls)
+    try:
+        host, port = server.sockets[0].getsockname()[:2]
+        yield f"{host}:{port}"
+    finally:
+        lanes.bursts.close()
+        server.close()
 
 
 async def _watch(parent: int, stop: asyncio.Event) -> None:
@@ -146,7 +160,7 @@ async def _watch(parent: int, stop: asyncio.Event) -> None:
     stop.set()
 
 
-def app_runner(router: Router, sibling_socket: Path | None = None) -> web.AppRunner:
+def app_runner(router: Router, sibling_socket: Path | None = None) -> LaneRunner:
     """Runner of an opened router: a client that leaves cancels its request."""
     return LaneRunner(
         make_app(router, sibling_socket),

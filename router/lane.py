@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from prefixfleet.router.bursts import Bursts
 from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.plain_request import NotPlain, PlainHead, plain_head
 
@@ -148,9 +149,12 @@ class LaneServer(web.Server):
         """In the place of ``server``, which must not have been used."""
         self.__dict__.update(server.__dict__)
         self._routes = routes
+        self.bursts: Bursts | None = None  # who accepts what else waits
 
     def __call__(self) -> RequestHandler:
         """A connection was accepted."""
+        if self.bursts is not None:
+            self.bursts.accepted()
         return Lane(self._routes, self, loop=self._loop, **self._kwargs)
 
 
@@ -162,6 +166,12 @@ class LaneRunner(web.AppRunner):
     def __init__(self, app: web.Application, routes: "Mapping[str, Serve]", **options: Any) -> None:  # noqa: ANN401
         super().__init__(app, **options)
         self._routes = routes
+
+    @property
+    def lanes(self) -> LaneServer:
+        """Its server, after `setup`."""
+        assert isinstance(self.server, LaneServer)
+        return self.server
 
     async def _make_server(self) -> web.Server:
         return LaneServer(self._routes, await super()._make_server())

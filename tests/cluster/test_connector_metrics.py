@@ -54,7 +54,7 @@ def test_what_copying_takes_is_told_to_the_node(start, daemons):
     daemons.wait_unused()
 
     hits = daemons.ask("a", lambda daemon: daemon.snapshot()["hits"])
-    assert hits["copy_s"] == pytest.approx(rig.counts["load_seconds"] / 4)
+    assert 0 < hits["copy_s"] <= rig.counts["load_seconds"] / 4  # it fades from then on
 
 
 def test_counts_of_several_steps_add_up_for_the_log():

@@ -112,11 +112,12 @@ async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take
 
         async def published():
             found = {m.node: r.stats["hits"] for m, r in await index.members()}
-            return all(hits["copy_s"] == 0.01 for hits in found.values()) and found
+            return all(hits["copy_s"] > 0 for hits in found.values()) and found
 
         hits = await until(published)
         assert hits["a"]["read_s"] > hits["b"]["read_s"]
-        assert hits["a"]["block_s"] == hits["a"]["read_s"] + 0.01
+        assert hits["a"]["block_s"] == hits["a"]["read_s"] + hits["a"]["copy_s"]
+        assert hits["a"]["copy_s"] <= 0.01  # less and less, from the last load on
 
 
 async def test_a_restart_brings_the_disk_back_under_the_new_epoch(index, settings):

@@ -2,6 +2,7 @@
 wishes of them. The other half of the meeting place of cluster and router; the blocks are in
 `index`."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -28,6 +29,7 @@ class WorkerRegistry:
         """``secret`` is the cluster's; who reads or changes the wish needs it."""
         self._functions = RedisFunctions(url, fleet, "registry", timeout_s=timeout_s)
         self._seals = Seals(secret, fleet, "wish") if secret else None
+        self._wishing = asyncio.Lock()  # what was read is judged before anything newer is written
         self.corrupt_records = 0
 
     async def prepare(self) -> None:
@@ -63,8 +65,9 @@ class WorkerRegistry:
             ConfigError: it is unreadable, not signed with the secret, or an older one again; or
                 no secret is known here.
         """
-        _, sealed = await self._stored_wish()
-        return self._opened(sealed)
+        async with self._wishing:
+            _, sealed = await self._stored_wish()
+            return self._opened(sealed)
 
     async def change_wish(self, change: Callable[[FleetWish], FleetWish]) -> FleetWish:
         """Replace the wish by ``change`` of it, which may be called again; what it is then.
@@ -75,13 +78,12 @@ class WorkerRegistry:
             ConfigError: what is there now is unreadable, for example of another version.
         """
         for _ in range(MAX_CHANGES):
-            generation, sealed = await self._stored_wish()
-            before = self._sound(sealed)
-            after = change(before or FleetWish())
-            if after == before:
-                return after
-            if await self._write_wish(generation, after):
-                return after
+            async with self._wishing:
+                generation, sealed = await self._stored_wish()
+                before = self._sound(sealed)
+                after = change(before or FleetWish())
+                if after == before or await self._write_wish(generation, after):
+                    return after
         raise IndexUnavailable(f"the fleet's wish changed {MAX_CHANGES} times meanwhile; try again")
 
     async def _write_wish(self, generation: bytes, wish: FleetWish) -> bool:

@@ -405,5 +405,6 @@ def test_of_a_load_the_rank_at_which_fewest_blocks_arrived_decides(ranks):
     for arrived in ranks:
         loads.note_failed({"r": arrived})
 
-    assert loads.end("r") == (1, 4)
+    ended = loads.end("r")
+    assert (ended.good, ended.wanted) == (1, 4)
     assert "r" not in loads

@@ -1,5 +1,6 @@
 """Orders in Redis that nobody with the cluster secret gave, or gave once and took back."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -184,6 +185,25 @@ async def test_two_who_order_at_the_same_time_agree_on_the_later_one(orders, red
 
     assert await orders.all() == await other.all() == {"a": b"2"}
     await other.close()
+
+
+async def test_what_is_ordered_while_all_is_read_holds(orders):
+    names = [f"w{number}" for number in range(30)]
+    for name in names:
+        await asyncio.gather(orders.all(), orders.give(name, b"drain"), orders.all())
+
+    assert await orders.all() == dict.fromkeys(names, b"drain")
+    assert orders.refused == {}
+
+
+async def test_a_first_wish_that_is_written_while_it_is_read_holds(registry, raw, fleet):
+    for number in range(30):
+        await raw.delete(key(fleet, "wish"))
+        await registry.wish()
+        wished = registry.change_wish(lambda wish, n=number: replace(wish, nodes=n + 1))
+        await asyncio.gather(registry.wish(), wished, registry.wish())
+
+        assert (await registry.wish()).nodes == number + 1
 
 
 @pytest.mark.parametrize("secret", [None, OTHER])

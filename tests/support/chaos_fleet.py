@@ -114,6 +114,7 @@ class ChaosFleet:
     async def open(self) -> None:
         (self.folder / "secret").write_bytes(SECRET)
         (self.folder / "tmp").mkdir()
+        (self.folder / "engine-tmp").mkdir()
         self._model = write_model(self.folder / "model")
         self.redis = RedisServer.start(self.folder / "redis", password=self._password)
         self.redis_port = int(self.redis.url.rsplit(":", 1)[1].split("/")[0])
@@ -280,6 +281,7 @@ class ChaosFleet:
         }
         environ |= {f"PREFIXFLEET_WORKER_{key}": value for key, value in settings.items()}
         environ["VLLM_RPC_BASE_PATH"] = str(self.folder)  # else it leaves sockets in /tmp
+        environ["TMPDIR"] = str(self.folder / "engine-tmp")  # a killed vLLM leaves files of its own
         command = [str(SCRIPTS / "real_engine.py"), f"http://127.0.0.1:{http}"]
         self._process(name, command, environ)
 

@@ -43,6 +43,7 @@ def _node_snapshot():
         "counters": defaultdict(int, blocks=numbers, pull_failures=numbers, failed_sources=numbers),
         "index": defaultdict(int),
         "cache": defaultdict(int),
+        "hits": defaultdict(float),
         "engines": 1,
         "degraded": [],
     }

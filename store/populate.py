@@ -6,7 +6,6 @@ process that maps a pool pays once a page. The kernel does it faster when it is 
 
 import ctypes
 import logging
-import mmap
 import os
 import threading
 
@@ -16,23 +15,22 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES = 2 * 1024 * 1024
 """About a millisecond's work: whoever maps or unmaps memory of this process waits for a slice."""
-_ADVICE = {False: 22, True: 23}  # MADV_POPULATE_READ and _WRITE of Linux 5.14
+_MADV_POPULATE_WRITE = 23  # of Linux 5.14
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Populating:
-    """A thread that goes once through ``memory``, a mapping, from its start, and ends. Owned by who
-    mapped it, who stops it when the mapping is not needed any more. It changes no byte.
+    """A thread that goes once through ``memory``, a whole mapping that may be written, and ends. Owned
+    by who mapped it, who stops it when the mapping is not needed any more. It changes no byte.
 
-    ``writable`` says how the memory is mapped. A kernel that cannot do it (before Linux 5.14), or a
-    process that may have no more threads, is logged; pages then get their places at first use.
+    A kernel that cannot do it (before Linux 5.14), or a process that may have no more threads, is
+    logged; pages then get their places at first use.
     """
 
-    def __init__(self, memory: memoryview, *, writable: bool = True) -> None:
+    def __init__(self, memory: memoryview) -> None:
         self.done_bytes = 0
         self._memory = np.frombuffer(memory, np.uint8)
-        self._advice = _ADVICE[writable]
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefixfleet-pages", daemon=True)
         try:
@@ -51,10 +49,9 @@ class Populating:
 
     def _run(self) -> None:
         address, size = self._memory.ctypes.data, self._memory.nbytes
-        lead = address % mmap.PAGESIZE  # the kernel wants whole pages
         while self.done_bytes < size and not self._stop.is_set():
             length = min(SLICE_BYTES, size - self.done_bytes)
-            if error := _advise(address + self.done_bytes - lead, length + lead, self._advice):
+            if error := _populate(address + self.done_bytes, length):
                 _give_up(os.strerror(error))
                 return
             self.done_bytes += length
@@ -64,7 +61,7 @@ def _give_up(why: object) -> None:
     log.info("pages of a pool get their places at first use: %s", why)
 
 
-def _advise(address: int, length: int, advice: int) -> int:
+def _populate(address: int, length: int) -> int:
     """0, or the kernel's error number. The interpreter's lock is free meanwhile."""
-    failed = _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
-    return ctypes.get_errno() if failed else 0
+    place, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
+    return ctypes.get_errno() if _libc.madvise(place, size, _MADV_POPULATE_WRITE) else 0

@@ -16,7 +16,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from prefixfleet.store.errors import PeerLost, ProtocolError
-from prefixfleet.store.populate import Populating
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.asking import AskingPeer
@@ -49,7 +48,6 @@ class _Mapped:
 
     def __init__(self, file: SharedFile) -> None:
         self.view = map_file(file)
-        self.populating = Populating(self.view, writable=False)
         self.users = 0
 
 
@@ -170,7 +168,7 @@ class ShmLink:
         """One connection to the file's owner is closed."""
         self._mapped[file].users -= 1
         if not self._mapped[file].users:
-            self._mapped.pop(file).populating.stop()
+            del self._mapped[file]
 
     def _map(self, file: SharedFile) -> memoryview:
         mapped = self._mapped.get(file) or self._mapped.setdefault(file, _Mapped(file))

@@ -21,8 +21,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Populating:
-    """A thread that goes once through ``memory``, a whole mapping that may be written, and ends. Owned
-    by who mapped it, who stops it when the mapping is not needed any more. It changes no byte.
+    """A thread that goes once through ``memory``, a mapping that may be written, and ends. Owned by
+    who mapped it, who stops it when the mapping is not needed any more. It changes no byte.
 
     A kernel that cannot do it (before Linux 5.14), or a process that may have no more threads, is
     logged; pages then get their places at first use.

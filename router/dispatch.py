@@ -13,7 +13,7 @@ from prefixfleet.router.book import Book, Charge, Load
 from prefixfleet.router.candidates import Findings, candidate, longest, over_links, read_block_s
 from prefixfleet.router.estimate import PrefillModel, first_guess, observe
 from prefixfleet.router.lineup import Lineup, Links
-from prefixfleet.router.policy import Candidate, Decision, Policy, choose, soonest
+from prefixfleet.router.policy import Candidate, Decision, Policy, Source, choose, soonest
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.view import View
@@ -34,12 +34,17 @@ MAX_LINEUPS = 4  # a model each, as a rule; who is tried again, or starts slowly
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
-    """Where a request goes, why, and what its node shall do."""
+    """Where a request goes, and why."""
 
+    request: str
     worker: Worker
     decision: Decision
-    plan: PullPlan
     chain: Sequence[BlockHash]
+
+    @property
+    def plan(self) -> PullPlan:
+        """What the worker's node shall do."""
+        return _plan(self.request, self.decision)
 
     @property
     def cached_tokens(self) -> int:
@@ -131,9 +136,7 @@ class Dispatcher:
         self.view.assume(worker.record.node, chain)
         if decision.source is not None:
             self._sending[decision.source.node] = self._clock() + decision.pull_s
-        return Dispatched(
-            worker=worker, decision=decision, plan=_plan(request, decision), chain=chain
-        )
+        return Dispatched(request=request, worker=worker, decision=decision, chain=chain)
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
         """Follow an observed time to first token, if the request had its worker to itself.
@@ -178,17 +181,20 @@ class Dispatcher:
             for node, blocks in held.items()
             if node in members or (node in engines and node in pullable)
         }
+        return Findings(
+            held=held,
+            expected=self.view.expected(chain),
+            own=self._caches.leading(chain),
+            sources=self._sources(can_send) if can_send else (),
+        )
+
+    def _sources(self, can_send: Mapping[str, tuple[int, int]]) -> Sequence[Source]:
         now = self._clock()
         waits_s = {
             node: max(0.0, self._sending[node] - now)
             for node in can_send.keys() & self._sending.keys()
         }
-        return Findings(
-            held=held,
-            expected=self.view.expected(chain),
-            own=self._caches.leading(chain),
-            sources=longest(can_send, waits_s, self._block_s) if can_send else (),
-        )
+        return longest(can_send, waits_s, self._block_s)
 
     def _lineup(self, workers: Sequence[Worker]) -> Lineup:
         """The standing order of exactly these workers, as of now."""

@@ -29,7 +29,7 @@ MAX_PIECES = 4_096
 """A prompt of more is not remembered: its client wrote them, and each costs a place."""
 _PIECE_BYTES = 330  # a place, its key, and the same key of the prompt
 MAX_SHORT_PIECES = 4_096
-SHORT_CHARACTERS = 64
+SHORT_CHARACTERS = 48
 """Pieces up to this length are remembered wherever they stand: those that a template puts around
 every message."""
 MIN_CHARACTERS = 400
@@ -167,10 +167,7 @@ class KnownPrefixes:
             closing.append(known)
         rest = pieces[: len(pieces) - len(closing)]
         ids = list(encode("".join(rest))) if rest else []
-        starts = [number for number, token in enumerate(ids) if token in self._cut_ids]
-        if rest and rest[0] and not (starts and starts[0] == 0):
-            starts.insert(0, 0)  # the beginning of a text that begins with no such token
-        ends = [*starts[1:], len(ids)] if starts else []
+        ends = self._ends(rest, ids)
         whole = len(ends) == len(rest)
         if whole:
             self._note_short(rest, ids, ends, owner)
@@ -178,6 +175,15 @@ class KnownPrefixes:
             ids += known
             ends.append(len(ids))
         return ids, ends if whole else None
+
+    def _ends(self, pieces: Sequence[str], ids: Sequence[int]) -> list[int]:
+        """Where pieces end in ``ids``: at tokens that may be cut at. One for each, as a rule."""
+        if len(pieces) == 1 and pieces[0] and self._cut_ids.isdisjoint(ids[1:]):
+            return [len(ids)]
+        starts = [number for number, token in enumerate(ids) if token in self._cut_ids]
+        if pieces and pieces[0] and not (starts and starts[0] == 0):
+            starts.insert(0, 0)  # the beginning of a text that begins with no such token
+        return [*starts[1:], len(ids)] if starts else []
 
     def _note_short(
         self, pieces: Sequence[str], ids: Sequence[int], ends: Sequence[int], owner: str

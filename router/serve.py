@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import Raw, json, structs
 from multidict import CIMultiDict
 
 from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
@@ -30,9 +30,10 @@ from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
-from prefixfleet.store.records import PARAMS_KEY
+from prefixfleet.store.records import PARAMS_KEY, PullPlan
 
 MAX_SENDS = 3  # a request that kills its engine shall not kill them all
+_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0")}).split(b'"\\u0000"')
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -161,7 +162,7 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     fields: dict[str, Any] = {}
     source = dispatched.decision.source
     if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = {PARAMS_KEY: dispatched.plan}
+        fields[TRANSFER_KEY] = _params(dispatched)
     elif source and (address := passage.router.p2p_addresses().get(source.node)):
         fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
     elif passage.body.has(TRANSFER_KEY):
@@ -169,6 +170,13 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
     return with_fields(passage.body, fields) if fields else passage.body.raw
+
+
+def _params(dispatched: Dispatched) -> object:
+    if dispatched.decision.source is not None:
+        return {PARAMS_KEY: dispatched.plan}
+    before, after = _NO_PULL  # most plans: nothing but the request's id in them
+    return Raw(before + json.encode(dispatched.request) + after)
 
 
 async def _send(passage: Passage, dispatched: Dispatched) -> int:

@@ -104,16 +104,15 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        pullable = self._pullable()
-        findings = {kind: self._look_up(chain, pullable) for kind, chain in chains.items()}
+        findings = {kind: self._look_up(chain) for kind, chain in chains.items()}
 
         def of(worker: Worker, busy_s: float, load: Load) -> Candidate:
             prefill, links = self._kind_of(worker)
             found = findings[worker.namespace]
             sources = found.sources
-            if worker.static and worker.record.node not in pullable:
-                sources = ()
             node = worker.record.node
+            if worker.static and node not in self._pullable():
+                sources = ()
             sources = over_links(node, links, sources)
             return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))
 
@@ -173,22 +172,25 @@ class Dispatcher:
         """Drop what was learned of a worker that is gone."""
         self._models.pop(name, None)
 
-    def _look_up(self, chain: Sequence[BlockHash], pullable: Container[str]) -> Findings:
+    def _look_up(self, chain: Sequence[BlockHash]) -> Findings:
         held = {**self.view.leading(chain), **self._engines.leading(chain)}
+        return Findings(
+            held=held,
+            expected=self.view.expected(chain),
+            own=self._caches.leading(chain),
+            sources=self._sources(held) if held else (),
+        )
+
+    def _sources(self, held: Mapping[str, int]) -> Sequence[Source]:
         members, engines = self.view.members, self._engines.members
+        pullable = self._pullable() if engines else ()
         can_send = {
             node: ((members.get(node) or engines[node]).epoch, blocks)
             for node, blocks in held.items()
             if node in members or (node in engines and node in pullable)
         }
-        return Findings(
-            held=held,
-            expected=self.view.expected(chain),
-            own=self._caches.leading(chain),
-            sources=self._sources(can_send) if can_send else (),
-        )
-
-    def _sources(self, can_send: Mapping[str, tuple[int, int]]) -> Sequence[Source]:
+        if not can_send:
+            return ()
         now = self._clock()
         waits_s = {
             node: max(0.0, self._sending[node] - now)

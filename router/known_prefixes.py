@@ -27,7 +27,7 @@ MAX_KNOWN_BYTES = 64_000_000
 """Of one model: token ids, texts, places and hashes. 4 million tokens of plain chats."""
 MAX_PIECES = 4_096
 """A prompt of more is not remembered: its client wrote them, and each costs a place."""
-_PIECE_BYTES = 330  # a place, its key, and the same key of the prompt
+_PIECE_BYTES = 330  # a place and its key, or the key of one that is known to others too
 MAX_SHORT_PIECES = 4_096
 SHORT_CHARACTERS = 48
 """Pieces up to this length are remembered wherever they stand: those that a template puts around
@@ -44,6 +44,7 @@ _Key = tuple[int | str, str]
 class _Place:
     """The end of a piece: its number, the newest prompt that has all before it, and their count."""
 
+    key: _Key
     number: int
     rendered: Rendered
     tokens: int
@@ -138,7 +139,7 @@ class KnownPrefixes:
             place = self._places.get(key)
             if place is None:
                 break
-            keys.append(key)
+            keys.append(place.key)  # not ours: its text is there already
             path.append(place)
             at = place.number
         return keys, path
@@ -217,7 +218,7 @@ class KnownPrefixes:
             key = (at, piece)
             keys.append(key)
             known = self._places.get(key)  # another thread may have been faster
-            place = known or _Place(next(self._numbers), rendered, before + end)
+            place = known or _Place(key, next(self._numbers), rendered, before + end)
             place.rendered = rendered
             self._places[key] = place
             at = place.number

@@ -6,7 +6,7 @@ from collections import Counter as CountOf
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from prefixfleet.router.roster import STATES
 from prefixfleet.router.tallies import Count, Spread
@@ -29,7 +29,8 @@ def _labelled(metric: Labelled, *values: str) -> Labelled:
 class Metrics:
     """Owned by one router; its own registry, so that several live in one process of a test.
 
-    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster.
+    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster. What every request
+    is counted in is a `Count` or a `Spread`.
     """
 
     def __init__(self) -> None:
@@ -79,33 +80,33 @@ class Metrics:
             ["source", "basis"],
             registry=r,
         )
-        self.drift = Count(
+        self.drift = Counter(
             "prefixfleet_parity_drift",
             "Answers whose engine hashed the prompt otherwise than the router",
             ["route"],
             registry=r,
         )
-        self.blind = Count(
+        self.blind = Counter(
             "prefixfleet_blind_prompts", "Prompts routed by load alone", ["route"], registry=r
         )
         self.decisions = Count(
             "prefixfleet_decisions", "Requests sent", ["worker", "pull"], registry=r
         )
-        self.retries = Count(
+        self.retries = Counter(
             "prefixfleet_retries", "Requests sent to another worker", ["reason"], registry=r
         )
-        self.waits_for_worker = Count(
+        self.waits_for_worker = Counter(
             "prefixfleet_waits_for_worker",
             "Requests that found no worker ready and waited for one",
             registry=r,
         )
-        self.broken_streams = Count(
+        self.broken_streams = Counter(
             "prefixfleet_broken_streams", "Answers that a worker broke off", registry=r
         )
-        self.hints = Count(
+        self.hints = Counter(
             "prefixfleet_prefetch_hints", "Hints sent to nodes", ["result"], registry=r
         )
-        self.wishes = Count(
+        self.wishes = Counter(
             "prefixfleet_keep_wishes", "Wishes told to nodes", ["result"], registry=r
         )
         self.workers = Gauge("prefixfleet_workers", "Known workers", ["state"], registry=r)

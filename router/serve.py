@@ -6,7 +6,7 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from msgspec import Raw, json, structs
@@ -37,10 +37,14 @@ _NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0")}).split(b'"\\u0000"')
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
-async def serve_prompt(router: Router, client: Client, route: Route) -> int:
+def serve_prompt(router: Router, client: Client, route: Route) -> Awaitable[int]:
     """Answer one request whose prompt decides where it goes; the status. Raises `Refusal`."""
     if not router.tracing.on:
-        return await _serve(router, client, route, NO_SPAN)
+        return _serve(router, client, route, NO_SPAN)
+    return _traced(router, client, route)
+
+
+async def _traced(router: Router, client: Client, route: Route) -> int:
     with router.tracing.request(route.path, client.headers) as span:
         return await _serve(router, client, route, span)
 

@@ -230,7 +230,7 @@ class Dispatcher:
 
 def _plan(request: str, decision: Decision) -> PullPlan:
     if decision.source is None:
-        return PullPlan(request=request)
+        return PullPlan(request=request, budget_s=min(decision.load_within_s, MAX_PULL_BUDGET_S))
     moving_s = decision.load_s + decision.pull_s
     return PullPlan(
         request=request,

@@ -29,8 +29,8 @@ def _labelled(metric: Labelled, *values: str) -> Labelled:
 class Metrics:
     """Owned by one router; its own registry, so that several live in one process of a test.
 
-    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster. What every request
-    is counted in is a `Count` or a `Spread`.
+    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster. What every
+    request is counted in is a `Count` or a `Spread`.
     """
 
     def __init__(self) -> None:

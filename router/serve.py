@@ -22,6 +22,7 @@ from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFa
 from prefixfleet.router.headers import KEEP, deadline_of, keep_of, lines_of, worker_lines
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
+from prefixfleet.router.policy import LOAD_S
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
 from prefixfleet.router.static_workers import remote_kv_source
@@ -33,7 +34,7 @@ from prefixfleet.store.keep import Keep
 from prefixfleet.store.records import PARAMS_KEY, PullPlan
 
 MAX_SENDS = 3  # a request that kills its engine shall not kill them all
-_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0")}).split(b'"\\u0000"')
+_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).split(b'"\\u0000"')
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -177,7 +178,8 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
 
 
 def _params(dispatched: Dispatched) -> object:
-    if dispatched.decision.source is not None:
+    decision = dispatched.decision
+    if decision.source is not None or decision.load_within_s != LOAD_S:
         return {PARAMS_KEY: dispatched.plan}
     before, after = _NO_PULL  # most plans: nothing but the request's id in them
     return Raw(before + json.encode(dispatched.request) + after)

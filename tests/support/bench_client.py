@@ -86,9 +86,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Load:
-    def __init__(
-        self, url: str, kind: str, connections: int, until: float, least: int
-    ) -> None:
+    def __init__(self, url: str, kind: str, connections: int, until: float, least: int) -> None:
         parts = urlsplit(url)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         self._requests = [

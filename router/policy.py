@@ -117,11 +117,13 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
 
 
 def _one_of(decisions: Sequence[Decision], draw: Draw) -> Decision:
-    limit_s = _tied_up_to(min([decision.total_s for decision in decisions]))
-    tied = [decision for decision in decisions if decision.total_s <= limit_s]
-    most = max([decision.own_blocks for decision in tied])
-    best = [decision for decision in tied if decision.own_blocks == most]
-    return best[draw(len(best)) if len(best) > 1 else 0]
+    seconds = [decision.total_s for decision in decisions]
+    limit_s = _tied_up_to(min(seconds))
+    tied = [d for d, total_s in zip(decisions, seconds, strict=True) if total_s <= limit_s]
+    if len(tied) > 1:
+        most = max([decision.own_blocks for decision in tied])
+        tied = [decision for decision in tied if decision.own_blocks == most]
+    return tied[draw(len(tied)) if len(tied) > 1 else 0]
 
 
 def soonest(ranks: Iterable[Rank], draw: Draw) -> Decision:
@@ -207,8 +209,9 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     usable = usable_blocks(prompt_tokens, candidate.block_tokens)
     hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
     load_s = max(0, hit - own) * candidate.block_s
-    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
-    within_s = inf
+    source, pulled, within_s = None, 0, inf
+    if candidate.sources:
+        source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
     if source is None:
         hit = max(hit, own)
         hit, load_s, within_s = _worth_loading(prompt_tokens, candidate, hit, own, load_s)

@@ -21,8 +21,8 @@ from prefixfleet.store.records import PullPlan
 
 PULL_S = 5.0
 DISK_S = 0.25
-"""For what the node reads from its disk; what has come by then is used. Asked of nothing but memory,
-the node answers in a millisecond."""
+"""For what the node reads from its disk; what has come by then is used. Of what lies in memory it
+answers in a millisecond."""
 
 Plans = Callable[[Sequence[BlockHash]], PullPlan | None]
 """Whom to pull a chain from, if anybody has more of it than this node."""

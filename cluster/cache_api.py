@@ -10,8 +10,8 @@ five; the contract is `tests/contracts/test_cache_api.py`. What engines can and 
 - TensorRT-LLM: `cluster.trtllm_connector`, its connector interface. One rank, blocks in this node's
   memory only (no pulls, nothing from its disk: loads and saves hold up the forward pass), no LoRA,
   no images. The interface knows no failed load, so a block is promised once its bytes are proved
-  and in the process. Tested in the published order of calls against a description of the interface; no
-  TensorRT-LLM was run.
+  and in the process. Tested in the published order of calls against a description of the
+  interface; no TensorRT-LLM was run.
 """
 
 import contextlib

@@ -86,7 +86,7 @@ class Dispatcher:
         self._records = records
         self._key = key
         self._clock = clock
-        self._sending: dict[str, float] = {}  # when each source is done with what was planned
+        self._sending: dict[str, float] = {}  # when those that send are done
         self._draw = draw
         self._step_s = step_s
         self._policy = policy
@@ -134,7 +134,9 @@ class Dispatcher:
         chain = chains[worker.namespace]
         self.view.assume(worker.record.node, chain)
         if decision.source is not None:
-            self._sending[decision.source.node] = self._clock() + decision.pull_s
+            now = self._clock()
+            self._sending = {node: end for node, end in self._sending.items() if end > now}
+            self._sending[decision.source.node] = now + decision.pull_s
         return Dispatched(request=request, worker=worker, decision=decision, chain=chain)
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:

@@ -184,6 +184,22 @@ def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher)
     assert dispatcher.prefill_model(worker) == before
 
 
+def test_sources_that_are_done_sending_are_forgotten(dispatcher):
+    told = set()
+    for number in range(3):
+        workers = [worker_on(f"elsewhere {number}")]
+        decision = dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)
+        dispatcher.bind("r", decision, {KIND: CHAIN[:4]}, workers)
+        told.add(decision.source.node)
+    assert set(dispatcher._sending) == told
+    assert len(told) == 3
+
+    dispatcher._clock.advance(3_600.0)
+    dispatcher.bind("r", decision, {KIND: CHAIN[:4]}, workers)
+
+    assert set(dispatcher._sending) == {decision.source.node}
+
+
 def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):
     workers = [worker_on("elsewhere")]
     decision = dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)

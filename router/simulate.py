@@ -27,6 +27,7 @@ from prefixfleet.router.storms import with_storms
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.orders import new_order
+from prefixfleet.store.replication import Mode
 
 MEMORY_TOKENS = 3_000_000
 OURS = "ours"
@@ -74,7 +75,10 @@ def simulate(
     wall_s = time.perf_counter() - started
     simulation.check()
     limit_s = fleet.ttft_slo_s if ttft_slo_s is None else ttft_slo_s
-    return summarise(served, ttft_slo_s=limit_s), wall_s
+    figures = summarise(served, ttft_slo_s=limit_s)
+    if fleet.replication is not Mode.OFF:
+        figures["replication"] = dict(simulation.broadcasts.counters)
+    return figures, wall_s
 
 
 def block_trace(path: Path, limit: int | None) -> list[Arrival]:
@@ -116,6 +120,14 @@ def parser() -> argparse.ArgumentParser:
         "--storm", type=positive, nargs="+", default=[], metavar="SECONDS",
         help="when 200 requests about one new text come",
     )  # fmt: skip
+    p.add_argument(
+        "--storm-lead", type=positive, default=0.0, metavar="SECONDS",
+        help="by which the first of them is ahead of the others",
+    )  # fmt: skip
+    p.add_argument(
+        "--replication", type=Mode, choices=list(Mode), nargs="+", default=[Mode.OFF],
+        help="what nodes do with a hot prefix, as their setting `collective` says",
+    )  # fmt: skip
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds; above is refused")
     p.add_argument("--limit", type=int)
@@ -156,19 +168,23 @@ def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -
 
 
 def variants(options: argparse.Namespace, base: Fleet) -> Iterator[tuple[str, Fleet]]:
-    """A fleet for each policy and bandwidth, by name: that of the policy, where there is one
-    bandwidth only."""
+    """A fleet for each policy, bandwidth and way to replicate; in its name is what differs."""
     speeds = options.bandwidth or [base.hardware.link_bytes_per_s / GB]
-    for name, gb_per_s in itertools.product(options.policy, speeds):
+    modes = options.replication
+    for name, gb_per_s, mode in itertools.product(options.policy, speeds, modes):
         ours = name == OURS
+        named = [name]
+        named += [f"{gb_per_s:g} GB/s"] if len(speeds) > 1 else []
+        named += [f"replication {mode}"] if len(modes) > 1 else []
         yield (
-            name if len(speeds) == 1 else f"{name}, {gb_per_s:g} GB/s",
+            ", ".join(named),
             dataclasses.replace(
                 base,
                 hardware=dataclasses.replace(base.hardware, link_bytes_per_s=gb_per_s * GB),
                 policy=POLICIES[name](),
                 unbound=ours,
                 order=partial(new_order, "value" if ours else "lru"),
+                replication=mode,
             ),
         )
 
@@ -194,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     first = arrivals[0].prompt
     assert isinstance(first, SharedBlocks)
-    arrivals = with_storms(arrivals, options.storm, seed=options.seed)
+    arrivals = with_storms(arrivals, options.storm, seed=options.seed, lead_s=options.storm_lead)
     fleets = list(variants(options, fleet_of(options, engines, first.block_tokens)))
     results = {}
     for name, fleet in track(fleets, "simulating", console=console):

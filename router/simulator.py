@@ -1,9 +1,9 @@
 """A fleet in simulated time: the real dispatcher, view, book and pools; modelled engines and links.
 
-Discrete events. Placement, estimates, pulls' plans, eviction and the bookkeeping of slots are the
-code that runs in production; only the seconds of a prefill and of a transfer come from
-`fleet_models`. One prefill at a time a node, first come first served; a sender serves its pulls
-one after the other. No decode stage: figures are about the time to first token.
+Discrete events. Placement, estimates, pulls' plans, admission, eviction, broadcasts and the
+bookkeeping of slots are the code that runs in production; only the seconds of a prefill and of a
+transfer come from `fleet_models`. One prefill at a time a node, first come first served; a sender
+serves its pulls one after the other. No decode stage: figures are about the time to first token.
 """
 
 import heapq
@@ -21,9 +21,11 @@ from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_of
 from prefixfleet.router.simulated_node import SimulatedNode
+from prefixfleet.router.simulated_replication import Broadcasts
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.store import watermark
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
@@ -74,6 +76,7 @@ class Simulation:
         self.view = View(self.clock)
         self._book = Book(self.clock)
         self._nodes = [self._join(i) for i in range(fleet.nodes)]
+        self.broadcasts = Broadcasts(fleet, self._nodes, self.view, self._at, self._publish)
         self._by_name = {node.member.node: node for node in self._nodes}
         self._workers = tuple(fleet.worker(node) for node in self._nodes)
         self._free = {worker.name for worker in self._workers}  # no prefill is in flight on them
@@ -199,6 +202,10 @@ class Simulation:
         there = min(plan.blocks, source.pool.match(chain)) - local
         if there <= 0 or plan.source_epoch != source.member.epoch:
             return 0, loaded
+        if not local:
+            self.broadcasts.leased(
+                source, decided.worker.record.node, chain[:there], self.clock.now
+            )
         hardware = self.fleet.hardware
         seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
         return there, source.send(loaded, hardware.link_setup_s, seconds)
@@ -209,12 +216,12 @@ class Simulation:
             self._free.add(running.worker)
         node, chain = running.node, running.chain
         running.pin.release()
-        new = node.store(chain, self.view)
-        self._at(
-            self.clock.now + PUBLISH_S,
-            lambda: self.view.apply(IndexEvent("publish", node.member, new)),
-        )
+        self._publish(node, node.store(chain, self.view, self.clock.now))
         self._look()
+
+    def _publish(self, node: SimulatedNode, new: tuple[BlockHash, ...]) -> None:
+        event = IndexEvent("publish", node.member, new)
+        self._at(self.clock.now + PUBLISH_S, lambda: self.view.apply(event))
 
     def _advance(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:
@@ -227,7 +234,8 @@ class Simulation:
     def _join(self, number: int) -> SimulatedNode:
         member = Membership(f"node-{number}", 1, number)
         self.view.apply(IndexEvent("join", member))
-        return SimulatedNode(number, member, self._pool())
+        mark = watermark.start(self.fleet.blocks_per_node, self.clock())
+        return SimulatedNode(number, member, self._pool(), mark)
 
     def _pool(self) -> SlotPool:
         return self.fleet.pool(self.clock)

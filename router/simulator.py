@@ -140,13 +140,15 @@ class Simulation:
 
     def _look(self) -> None:
         # Who waits goes to a free worker or not at all: with none free there is nothing to decide
-        while self._free and (
-            found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free)
-        ):
+        while self._free and (found := self._next()):
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
             self._serve(turn, decision)
+
+    def _next(self) -> tuple[Waiting, Decision] | None:
+        with self._book.promising() as promise:
+            return next_to_go(self._queue, self.clock.now, self._decide, self._is_free, promise)
 
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)

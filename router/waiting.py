@@ -59,18 +59,22 @@ def next_to_go(
     now: float,
     decide: Callable[[Waiting], Decision],
     free: Callable[[str], bool],
+    promise: Callable[[str, float], None],
     shares: Shares | None = None,
 ) -> tuple[Waiting, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
-    A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
-    is asked for the best over all workers, and refreshes the request's estimate.
+    A request whose best worker is busy waits on for it: elsewhere it would take longer. So its
+    seconds are ``promise``-d there before the next one is judged, or all would wait for the one
+    worker that holds what they share, beside idle ones. ``decide`` is asked for the best over all
+    workers, and refreshes the request's estimate.
     """
     for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
         decision = decide(waiting)
         waiting.prefill_s = decision.prefill_s
         if free(decision.worker):
             return waiting, decision
+        promise(decision.worker, decision.prefill_s)
     return None
 
 

@@ -215,6 +215,20 @@ def test_a_storm_is_two_hundred_requests_about_one_new_text(simulated):
     assert storm["hit_rate"] > calm["hit_rate"]
 
 
+def test_not_all_wait_for_the_one_node_that_holds_what_they_share():
+    """Somebody asked about the text before: beside its node the others are no worse than idle."""
+    known = with_storms(conversations(1, 1), [30.0], seed=1, lead_s=25.0)
+    slow = dataclasses.replace(HARDWARE, link_bytes_per_s=3e9)
+
+    alone, shared = (
+        simulate(fleet(unbound=True, nodes=nodes, hardware=slow), known)[0]["ttft_s"]
+        for nodes in (1, 8)
+    )
+
+    assert shared["mean"] < alone["mean"] / 4
+    assert shared["p90"] < alone["p90"] / 4
+
+
 def test_storms_share_their_text_and_nothing_else():
     calm = conversations(2, 2)
 

@@ -64,18 +64,24 @@ def next_to_go(
 ) -> tuple[Waiting, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
-    A request whose best worker is busy waits on for it: elsewhere it would take longer. So its
-    seconds are ``promise``-d there before the next one is judged, or all would wait for the one
-    worker that holds what they share, beside idle ones. ``decide`` is asked for the best over all
-    workers, and refreshes the request's estimate.
+    A request whose best worker is busy waits on for it: elsewhere it would take longer. But where
+    nobody wants the free ones, those that wait for the same worker count for each other: the
+    seconds of the more urgent are ``promise``-d there before the next one is judged, or all would
+    wait for the one worker that holds what they share, beside idle ones. ``decide`` is asked for
+    the best over all workers, and refreshes the request's estimate.
     """
-    for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
-        decision = decide(waiting)
-        waiting.prefill_s = decision.prefill_s
-        if free(decision.worker):
-            return waiting, decision
-        promise(decision.worker, decision.prefill_s)
-    return None
+    urgent = most_urgent(queue, now, shares)[:MAX_CONSIDERED]
+
+    def first(note: Callable[[str, float], None]) -> tuple[Waiting, Decision] | None:
+        for waiting in urgent:
+            decision = decide(waiting)
+            waiting.prefill_s = decision.prefill_s
+            if free(decision.worker):
+                return waiting, decision
+            note(decision.worker, decision.prefill_s)
+        return None
+
+    return first(lambda worker, seconds: None) or (first(promise) if len(urgent) > 1 else None)
 
 
 def expected_wait(queue: Sequence[Waiting], prefill_s: float, busy_s: Sequence[float]) -> float:

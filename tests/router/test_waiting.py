@@ -85,6 +85,22 @@ def test_the_seconds_of_who_waits_for_a_worker_are_promised_before_the_next_is_j
     assert promised == [("busy", 1.0)] * 3
 
 
+def test_a_free_worker_that_somebody_wants_is_for_nobody_who_wants_another_one():
+    """The last one's work is short there; the others' would be long."""
+    queue = [waiting(0.0, 1.0) for _ in range(5)]
+    promised = []
+
+    def decide(asked):
+        return decision("idle" if promised or asked is queue[-1] else "busy")
+
+    went = next_to_go(
+        queue, 1.0, decide, lambda name: name == "idle", lambda *what: promised.append(what)
+    )
+
+    assert went == (queue[-1], decision("idle"))
+    assert not promised
+
+
 def test_the_work_of_one_turn_is_bounded():
     asked = []
     queue = [waiting(0.0, 1.0) for _ in range(10 * MAX_CONSIDERED)]
@@ -93,7 +109,7 @@ def test_the_work_of_one_turn_is_bounded():
         queue, 1.0, lambda w: asked.append(w) or decision("busy"), lambda name: False, unheard
     )
 
-    assert len(asked) == MAX_CONSIDERED
+    assert len(asked) == 2 * MAX_CONSIDERED
 
 
 def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_worker():

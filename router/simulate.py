@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,6 +24,7 @@ from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulated_fleet import Fleet, Served
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
+from prefixfleet.router.text_blocks import BLOCK_TOKENS, BYTES_PER_TOKEN
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.orders import new_order
@@ -81,13 +82,20 @@ def simulate(
     return figures, wall_s
 
 
-def block_trace(path: Path, limit: int | None) -> list[Arrival]:
-    """A trace of block ids. Raises `ConfigError` for one of texts, which cannot be simulated."""
-    arrivals = read_trace(path, limit=limit)
-    if not all(isinstance(a.prompt, SharedBlocks) for a in arrivals):
+def block_trace(path: Path, limit: int | None, tell: Callable[[str], None]) -> list[Arrival]:
+    """A trace as block ids, prompts of text too; ``tell`` hears how those are guessed. Raises
+    `ConfigError` for one whose blocks are not all of one size."""
+    arrivals = read_trace(path, limit=limit, as_blocks=True)
+    sizes = {a.prompt.block_tokens for a in arrivals if isinstance(a.prompt, SharedBlocks)}
+    if len(sizes) > 1:
         raise ConfigError(
-            f"trace {path}: it holds prompts, not block ids; replay it against a live fleet, or "
-            "use a trace in Mooncake's or Qwen-Bailian's form"
+            f"trace {path}: blocks of {sorted(sizes)} tokens in one file, expected one size; "
+            "traces of different forms are simulated one by one"
+        )
+    if sizes == {BLOCK_TOKENS}:
+        tell(
+            f"trace {path} holds prompts: {BYTES_PER_TOKEN} bytes of text count as a token, "
+            f"{BLOCK_TOKENS} tokens as a block"
         )
     return arrivals
 
@@ -148,8 +156,13 @@ def engines_of(options: argparse.Namespace, console: Console) -> Learned:
         return Learned(LLAMA_70B, PRESETS[options.hardware][0], None, ())
     found = calibration(options.calibrate, options.api_key)
     for what in found.assumed:
-        console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
+        warn(console, what)
     return found
+
+
+def warn(console: Console, what: str) -> None:
+    """Say what was assumed."""
+    console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
 
 
 def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -> Fleet:
@@ -204,7 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         engines = engines_of(checked(options), console)
-        arrivals = speed_up(block_trace(options.trace, options.limit), options.speed)
+        arrivals = block_trace(options.trace, options.limit, partial(warn, console))
+        arrivals = speed_up(arrivals, options.speed)
     except ConfigError as error:
         console.print(f"prefixfleet simulate: {error}", style="red", markup=False)
         return 2

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from simulated_conversations import BLOCK, conversations, write_trace
+from trace_forms import FORMS, write_form
 
 from prefixfleet.router.fleet_models import (
     LLAMA_70B,
@@ -268,9 +269,25 @@ def test_a_storm_at_no_time_is_refused(at_s):
         main(["--trace", "none", "--storm", at_s])
 
 
-def test_a_trace_of_texts_is_refused_with_what_to_do(tmp_path, capsys):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_trace_is_simulated(tmp_path, capsys, form):
+    trace = write_form(tmp_path / "trace.jsonl", form)
+    words = ["--policy", "ours", "--json", "--speed", "0.001", "--storm", "1"]
+
+    assert main(["--trace", str(trace), *words]) == 0
+
+    told = capsys.readouterr()
+    figures = json.loads(told.out)["ours"]
+    assert figures["requests"] == 12 + 200
+    assert figures["hit_rate"] > 0.4
+    guessed = "4 bytes of text count as a token" in " ".join(told.err.split())
+    assert guessed == (form in ("chat", "completions"))
+
+
+def test_blocks_of_two_sizes_in_one_trace_are_refused(tmp_path, capsys):
     path = Path(tmp_path / "log.jsonl")
-    path.write_text('{"prompt": "x"}\n')
+    block = {"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+    path.write_text(json.dumps(block) + "\n" + json.dumps(block | {"chat_id": 1}) + "\n")
 
     assert main(["--trace", str(path)]) == 2
-    assert "replay it" in " ".join(capsys.readouterr().err.split())
+    assert "blocks of [16, 512] tokens" in " ".join(capsys.readouterr().err.split())

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
@@ -93,7 +93,7 @@ def read_trace(path: Path, *, limit: int | None = None, as_blocks: bool = False)
 
 
 def parse_trace(
-    lines: IO[bytes], *, name: str, limit: int | None = None, as_blocks: bool = False
+    lines: BinaryIO | gzip.GzipFile, *, name: str, limit: int | None = None, as_blocks: bool = False
 ) -> Iterator[Arrival]:
     """Arrivals of ``lines`` with the trace's own times. Raises `ConfigError` with the line."""
     reader, count = _Reader(as_blocks), 0

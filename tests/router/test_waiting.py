@@ -22,10 +22,10 @@ def waiting(arrived_s, prefill_s):
     return Waiting(arrived_s, round(prefill_s * 1000), prefill_s)
 
 
-def decision(worker, prefill_s=1.0):
+def decision(worker, prefill_s=1.0, queue_s=0.0):
     return Decision(
         worker=worker, hit_blocks=0, pull_blocks=0, source=None,
-        queue_s=0.0, pull_s=0.0, prefill_s=prefill_s,
+        queue_s=queue_s, pull_s=0.0, prefill_s=prefill_s,
     )  # fmt: skip
 
 
@@ -70,19 +70,23 @@ def test_nobody_goes_when_every_best_worker_is_busy():
 
 
 def test_the_seconds_of_who_waits_for_a_worker_are_promised_before_the_next_is_judged():
-    """All want what one busy worker holds; an idle one would compute it in three seconds."""
-    queue = [waiting(0.0, 1.0) for _ in range(5)]
+    """All want what one busy worker holds; an idle one would compute it in three seconds, two of
+    them anew: who would wait for five seconds goes there."""
+    queue = [waiting(0.0, 1.0) for _ in range(6)]
     promised = []
 
     def decide(_):
-        return decision("busy", 1.0) if len(promised) < 3 else decision("idle", 3.0)
+        busy = decision("busy", 1.0, queue_s=float(len(promised)))
+        return min(busy, decision("idle", 3.0), key=lambda d: d.total_s)
 
     went = next_to_go(
         queue, 1.0, decide, lambda name: name == "idle", lambda *what: promised.append(what)
     )
 
-    assert went == (queue[3], decision("idle", 3.0))
-    assert promised == [("busy", 1.0)] * 3
+    assert went == (queue[5], decision("idle", 3.0))
+    assert promised == [("busy", 1.0)] * 5
+    assert queue[5].prefill_s == 3.0
+    assert queue[4].prefill_s == 1.0
 
 
 def test_a_free_worker_that_somebody_wants_is_for_nobody_who_wants_another_one():

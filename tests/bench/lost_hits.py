@@ -69,9 +69,9 @@ class Ledger:
         return ("held", 0.0) if block in self.copies else self.gone[block]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class WatchedNode(SimulatedNode):
-    ledger: Ledger = None
+    ledger: Ledger
 
     def store(self, chain, view, now):
         new = super().store(chain, view, now)

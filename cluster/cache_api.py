@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -72,7 +72,8 @@ class PrefixCache(Protocol):
 
     def save(self, parent: BlockHash, writes: Sequence[tuple[BlockHash, Write]]) -> list[bool]:
         """Keep blocks that follow ``parent`` (b"" at the root). False where nothing was kept:
-        it is here already, or there is no room. Every rank must offer the same blocks."""
+        it is here already, or there is no room. Every rank must offer the same blocks. What a
+        write raises comes out, and nothing of this call is kept."""
         ...
 
     def events(self) -> tuple[int, str]:
@@ -144,8 +145,7 @@ class NodePrefixCache:
         try:
             self._pool.copy_out(pinned.slots[position], block, target)
         except CorruptBlock:
-            with contextlib.suppress(FleetError):
-                self._pool.tell("discard", [block])
+            self._give_back("discard", [block])
             return False
         except FleetError:
             return False
@@ -157,19 +157,26 @@ class NodePrefixCache:
             return self._save(parent, writes)
 
     def _save(self, parent: BlockHash, writes: Sequence[tuple[BlockHash, Write]]) -> list[bool]:
-        kept = [False] * len(writes)
+        reserved: list[tuple[BlockHash, int]] = []
         try:
             slots = self._pool.reserve(parent, [block for block, _ in writes])
-            written = []
-            for i, ((block, write), slot) in enumerate(zip(writes, slots, strict=True)):
+            pairs = zip(writes, slots, strict=True)
+            reserved = [(block, slot) for (block, _), slot in pairs if slot >= 0]
+            for (_, write), slot in zip(writes, slots, strict=True):
                 if slot >= 0:
                     write(self._pool.payload(slot))
-                    written.append((block, slot))
-                    kept[i] = True
-            self._pool.commit(written)
-        except FleetError:
-            return [False] * len(writes)
-        return kept
+            self._pool.commit(reserved)
+        except BaseException as error:
+            self._give_back("abandon", [block for block, _ in reserved])
+            if isinstance(error, FleetError):
+                return [False] * len(writes)
+            raise
+        return [slot >= 0 for slot in slots]
+
+    def _give_back(self, op: Literal["abandon", "discard"], blocks: Sequence[BlockHash]) -> None:
+        if blocks:
+            with contextlib.suppress(FleetError):  # a connection that ended gave everything back
+                self._pool.tell(op, blocks)
 
     def events(self) -> tuple[int, str]:
         """See `PrefixCache`."""

@@ -18,8 +18,10 @@ from prefixfleet.store.errors import DeadlineExceeded, FleetError, PeerLost, Pul
 from prefixfleet.store.records import PullPlan
 
 LOCAL_BUDGET_S = 0.25
-"""For a lookup without a pull; the daemon answers in a millisecond."""
+"""For a lookup without a plan, which would know what the blocks are worth: the node's memory, and
+what comes from its disk meanwhile."""
 MAX_PULL_S = 60.0
+"""Whatever a plan says, for its pull and for what the node reads from its disk."""
 GRACE_S = 1.0
 """How much later than its budget the daemon's answer may come. Later ends the connection and all
 that it holds, so a machine that is merely busy must stay below it."""
@@ -61,7 +63,7 @@ class Lookup:
         self._clock = clock
         self._found: Found | None = None
         self._released = False
-        budget_s = min(plan.budget_s, MAX_PULL_S) if plan and plan.source else LOCAL_BUDGET_S
+        budget_s = min(plan.budget_s, MAX_PULL_S) if plan else LOCAL_BUDGET_S
         # the client ends the question at its own limit; this one holds if its thread is gone
         self._deadline = clock() + budget_s + 2 * GRACE_S
         self._answer = client.ask(

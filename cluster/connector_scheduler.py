@@ -129,7 +129,6 @@ class SchedulerHalf:
         report = output.kv_connector_worker_meta or Report()
         self._loads.note_failed(report.failed_loads)
         self._counts["dropped_blocks"] += report.dropped_blocks
-        self._counts["load_seconds"] += sum(report.load_s.values())
         self._loads.note_seconds(report.load_s)
         self._saves.note_done(report.saves)
         for request_id in output.finished_recving or ():
@@ -230,6 +229,7 @@ class SchedulerHalf:
         loaded = self._loads.end(request_id)
         self._lookups.release(request_id, loaded.good, loaded.seconds)
         self._counts["loaded_blocks"] += loaded.good
+        self._counts["load_seconds"] += loaded.seconds
         self._counts["failed_loads"] += loaded.good < loaded.wanted
         if (prefix := self._prefixes.get(request_id)) is not None:  # else aborted meanwhile
             prefix.note_loaded(loaded.good, loaded.wanted)

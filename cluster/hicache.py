@@ -20,6 +20,9 @@ from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.records import PullPlan
 
 PULL_S = 5.0
+DISK_S = 0.25
+"""For what the node reads from its disk; what has come by then is used. Of what lies in memory it
+answers in a millisecond."""
 
 Plans = Callable[[Sequence[BlockHash]], PullPlan | None]
 """Whom to pull a chain from, if anybody has more of it than this node."""
@@ -66,20 +69,23 @@ class HiCachePages:
         state.update(key.encode())
         return state.digest()
 
-    def count_leading(self, keys: Sequence[str]) -> int:
-        """Leading pages that are here, after those that a peer has were pulled."""
-        chain = [self.block(key) for key in keys]
+    def count_leading(self, keys: Sequence[str], before: Sequence[str] = ()) -> int:
+        """Leading pages, behind those of ``before``, that are here after those that a peer or
+        this node's disk has were brought."""
+        chain = [self.block(key) for key in (*before, *keys)]
         here = self._cache.match(chain)
-        if here == len(chain) or (plan := self._plans(chain)) is None:
-            return here
-        with self._cache.pin(self._request(), chain, plan, PULL_S) as pinned:
-            return max(here, len(pinned.blocks))
+        if here < len(chain):
+            plan = self._plans(chain)
+            budget_s = PULL_S if plan else DISK_S
+            with self._cache.pin(self._request(), chain, plan, budget_s) as pinned:
+                here = max(here, len(pinned.blocks))
+        return max(0, here - len(before))
 
     def get(self, keys: Sequence[str], indices: torch.Tensor, pool: HostPool) -> list[bool]:
         """Read pages into the host pool; True for the leading ones that came whole."""
         chain = [self.block(key) for key in keys]
         came = 0
-        with self._cache.pin(self._request(), chain, None, 0.0) as pinned:
+        with self._cache.pin(self._request(), chain, None, DISK_S) as pinned:
             for position, index in enumerate(_pages(indices, pool.page_size, len(pinned.blocks))):
                 page = pool.get_dummy_flat_data_page()
                 if not self._cache.load(pinned, position, _bytes_of(page)):

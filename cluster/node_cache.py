@@ -147,16 +147,12 @@ class NodeCache:
     async def offer(self, hashes: Sequence[BlockHash], within_s: float) -> None:
         """A peer asks for ``hashes``, any part of a chain: have them in the pool if they are on
         disk, within its time."""
-        if self.tier is None:
+        if self.tier is None or not self.tier.match(hashes[self.pool.match(hashes) :]):
             return
-        here = self.pool.match(hashes)
-        on_disk = here + self.tier.match(hashes[here:])
-        if on_disk > here:
-            with self.pool.pin(hashes, used=False):
-                chain = self.tier.chain_to(hashes[on_disk - 1])
-                began_s = self._clock()
-                await self._bring(chain, began_s + within_s)
-                self.hit_times.read(self.pool.match(chain), self._clock() - began_s)
+        with self.pool.pin(hashes, used=False):
+            began_s = self._clock()
+            await self._bring(hashes, began_s + within_s)
+            self.hit_times.read(self.pool.match(hashes), self._clock() - began_s)
 
     async def left_disk(self, hashes: Sequence[BlockHash]) -> None:
         """These leave the disk: the index must not name those that are nowhere else here."""
@@ -228,9 +224,14 @@ class NodeCache:
             await asyncio.sleep(EXPIRE_S)
             self.retention.expire()
 
-    async def _bring(self, chain: Sequence[BlockHash], deadline: float) -> None:
-        if self._promotion is not None:
-            await self._promotion.bring(chain, deadline)
+    async def _bring(self, hashes: Sequence[BlockHash], deadline: float) -> None:
+        """``hashes`` may be any part of a chain: what it lacks before them is read too."""
+        if self.tier is None or self._promotion is None:
+            return
+        here = self.pool.match(hashes)
+        on_disk = self.tier.match(hashes[here:])
+        chain = self.tier.chain_to(hashes[here + on_disk - 1]) if on_disk else hashes
+        await self._promotion.bring(chain, deadline)
 
     async def _room_for(self, hashes: Sequence[BlockHash], position: int) -> int:
         """Room for blocks from disk, also those that will only pass through."""

@@ -18,6 +18,9 @@ MAX_ROUNDS = 8
 """Reads of others that one request waits for, before it takes what is there."""
 LOADING_SHARE = 2
 """One slot of the pool in so many may be waiting for the disk."""
+BATCH_BLOCKS = 32
+"""Blocks of one read, which are there together: a request whose time is over takes those that have
+come, and a short read waits for a batch of a long one, not for its end."""
 CLOSE_S = 5.0
 
 MakeRoom = Callable[[Sequence[BlockHash], int], Awaitable[int]]
@@ -103,12 +106,15 @@ class Promotion:
             worth_staying = await self._make_room(hashes, position)
             with self._pool.reserve(parent, hashes) as reservation:
                 slots = list(itertools.takewhile(lambda s: s != NO_SLOT, reservation.slots))
-                loaded = await self._tier.load(
-                    hashes[: len(slots)], [self._slot(slot) for slot in slots]
-                )
-                for number, block in enumerate(hashes[:loaded]):
-                    if reservation.commit(block):
-                        self._count(block, stays=number < worth_staying)
+                for first in range(0, len(slots), BATCH_BLOCKS):
+                    batch = slots[first : first + BATCH_BLOCKS]
+                    blocks = hashes[first : first + len(batch)]
+                    loaded = await self._tier.load(blocks, [self._slot(slot) for slot in batch])
+                    for number, block in enumerate(blocks[:loaded], first):
+                        if reservation.commit(block):
+                            self._count(block, stays=number < worth_staying)
+                    if loaded < len(batch):
+                        return
 
     def _count(self, block: BlockHash, *, stays: bool) -> None:
         if stays:

@@ -30,7 +30,7 @@ def replicate_pool(
         namespace=host.kind.digest,
         node=settings.name,
         host=settings.host,
-        worker=CollectiveWorker(host.segment.path),
+        worker=CollectiveWorker(host.segment.path, settings.collective_device),
         arrived=publish,
     )
 

@@ -68,6 +68,7 @@ class NodeSettings(Section):
     pool_bytes: int = Field(default=1 << 30, ge=1 << 20)
     link: LinkName = "auto"
     collective: Literal["off", "observe", "enforce"] = "off"
+    collective_device: str = Field(default="", pattern=r"^(cuda:\d+)?$")  # broadcasts by NCCL
     eviction: OrderName = "value"
     ssd_path: Path | None = None
     ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)

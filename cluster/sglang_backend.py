@@ -102,7 +102,7 @@ class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc]
         self, keys: list[str], extra_info: HiCacheStorageExtraInfo | None = None
     ) -> int:
         """See `HiCacheStorage`: length of the leading run."""
-        return self._pages.count_leading(keys) if self._pages else 0
+        return self._pages.count_leading(keys, _before(extra_info)) if self._pages else 0
 
     def batch_get_v1(
         self,
@@ -122,10 +122,9 @@ class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc]
         extra_info: HiCacheStorageExtraInfo | None = None,
     ) -> list[bool]:
         """See `HiCacheStorage`."""
-        before = (extra_info.prefix_keys if extra_info else None) or []
         if self._pages is None:
             return [False] * len(keys)
-        return self._pages.set(keys, host_indices, self.mem_pool_host, before)
+        return self._pages.set(keys, host_indices, self.mem_pool_host, _before(extra_info))
 
     def exists(self, key: str) -> bool:
         """See `HiCacheStorage`."""
@@ -146,3 +145,8 @@ class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc]
     def batch_set(self, keys: list[str], *_: object, **__: object) -> bool:
         """See `get`: nothing is kept."""
         return False
+
+
+def _before(info: HiCacheStorageExtraInfo | None) -> list[str]:
+    """Keys of the pages before those of a call, from the root on."""
+    return (info.prefix_keys if info else None) or []

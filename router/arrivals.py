@@ -28,8 +28,10 @@ are away must not shut out those of other models."""
 
 def patience_s(settings: "RouterSettings", key: "Key", deadline_s: float) -> float:
     """Seconds that a request waits for a worker: no longer than any limit on its first token."""
-    limits_s = (key.ttft_slo_s or settings.ttft_slo_s, deadline_s)
-    return min([settings.worker_wait_s, *filter(None, limits_s)])
+    wait_s, slo_s = settings.worker_wait_s, key.ttft_slo_s or settings.ttft_slo_s
+    if slo_s or deadline_s:
+        return min([wait_s, *filter(None, (slo_s, deadline_s))])
+    return wait_s
 
 
 async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker]":

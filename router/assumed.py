@@ -62,10 +62,10 @@ class Assumed:
     def leading(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Nodes to the number of leading blocks of ``chain`` that they will hold; no zeros."""
         self._turn()
-        return leading_of(chain, self._holders, self._mask, self._names)
-
-    def _holders(self, field: bytes) -> int:
-        return self._young.get(field, 0) | self._old.get(field, 0)
+        young, old = self._young.get, self._old.get
+        return leading_of(
+            chain, lambda field: young(field, 0) | old(field, 0), self._mask, self._names
+        )
 
     def _turn(self) -> None:
         age = self._clock() - self._turned_at

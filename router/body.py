@@ -38,7 +38,7 @@ class _Usual(msgspec.Struct):
     kv_transfer_params: Any = UNSET
 
 
-_NAMES = frozenset(_Usual.__struct_fields__)
+_UNKNOWN: Any = object()
 _USUAL = msgspec.json.Decoder(_Usual)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -67,8 +67,8 @@ class Body:
 
     def get(self, name: str, kind: type[T]) -> T | None:
         """Field ``name`` if it is there, not null and of type ``kind``; else None."""
-        if self._usual is not None and name in _NAMES:
-            value = getattr(self._usual, name)
+        value = getattr(self._usual, name, _UNKNOWN)
+        if value is not _UNKNOWN:
             return None if value is UNSET else value
         raw = self.fields.get(name)
         if raw is None:
@@ -86,8 +86,9 @@ class Body:
 
     def is_set(self, name: str) -> bool:
         """Whether field ``name`` is there and not null, of whatever type."""
-        if self._usual is not None and name in _NAMES:
-            return getattr(self._usual, name) not in (None, UNSET)
+        value = getattr(self._usual, name, _UNKNOWN)
+        if value is not _UNKNOWN:
+            return value is not None and value is not UNSET
         raw = self.fields.get(name)
         return raw is not None and bytes(raw) != b"null"
 

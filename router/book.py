@@ -205,7 +205,9 @@ class Book:
 
         ``expected_s`` is the estimate of the prefill alone, without the queue before it.
         """
-        page = self._pages.setdefault(worker, _Page(self.journal.note))
+        page = self._pages.get(worker)
+        if page is None:
+            page = self._pages[worker] = _Page(self.journal.note)
         for other in page.waiting:
             other.alone = False
         now = self._clock()

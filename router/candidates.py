@@ -107,7 +107,7 @@ def over_links(node: str, links: Links, sources: Sequence[Source]) -> Sequence[S
             for source in sources
             if source.node != node
         ]
-    if any(source.node == node for source in sources):
+    if sources and any(source.node == node for source in sources):
         return [source for source in sources if source.node != node]
     return sources
 

@@ -200,14 +200,12 @@ class Connection(asyncio.Protocol):
             if self._held_bytes > HIGH_WATER_BYTES:
                 self.hold()
 
-    async def _more(self) -> None:
+    def _more(self) -> asyncio.Future[None]:
+        """To be awaited: done as soon as there is anything new."""
         if self._failure:
             raise ConnectionClosed(self._failure)
         self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        return self._waiter
 
     def _look_at_silence(self) -> None:
         self._watch = None

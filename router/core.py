@@ -109,6 +109,8 @@ class Router:
             self.orders,
             lambda: [entry.record() for entry in self.entries().values()],
             self.traffic.joined,
+            clock,
+            settings.worker_wait_s,
         )
         self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(

@@ -13,7 +13,7 @@ from prefixfleet.router.book import Book, Charge, Load
 from prefixfleet.router.candidates import Findings, candidate, longest, over_links, read_block_s
 from prefixfleet.router.estimate import PrefillModel, first_guess, observe
 from prefixfleet.router.lineup import Lineup, Links
-from prefixfleet.router.policy import Candidate, Decision, Policy, choose, soonest
+from prefixfleet.router.policy import Candidate, Decision, Policy, Source, choose, soonest
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.view import View
@@ -34,12 +34,17 @@ MAX_LINEUPS = 4  # a model each, as a rule; who is tried again, or starts slowly
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
-    """Where a request goes, why, and what its node shall do."""
+    """Where a request goes, and why."""
 
+    request: str
     worker: Worker
     decision: Decision
-    plan: PullPlan
     chain: Sequence[BlockHash]
+
+    @property
+    def plan(self) -> PullPlan:
+        """What the worker's node shall do."""
+        return _plan(self.request, self.decision)
 
     @property
     def cached_tokens(self) -> int:
@@ -81,7 +86,7 @@ class Dispatcher:
         self._records = records
         self._key = key
         self._clock = clock
-        self._sending: dict[str, float] = {}  # when each source is done with what was planned
+        self._sending: dict[str, float] = {}  # when those that send are done
         self._draw = draw
         self._step_s = step_s
         self._policy = policy
@@ -99,16 +104,15 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        pullable = self._pullable()
-        findings = {kind: self._look_up(chain, pullable) for kind, chain in chains.items()}
+        findings = {kind: self._look_up(chain) for kind, chain in chains.items()}
 
         def of(worker: Worker, busy_s: float, load: Load) -> Candidate:
             prefill, links = self._kind_of(worker)
             found = findings[worker.namespace]
             sources = found.sources
-            if worker.static and worker.record.node not in pullable:
-                sources = ()
             node = worker.record.node
+            if worker.static and node not in self._pullable():
+                sources = ()
             sources = over_links(node, links, sources)
             return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))
 
@@ -130,10 +134,10 @@ class Dispatcher:
         chain = chains[worker.namespace]
         self.view.assume(worker.record.node, chain)
         if decision.source is not None:
-            self._sending[decision.source.node] = self._clock() + decision.pull_s
-        return Dispatched(
-            worker=worker, decision=decision, plan=_plan(request, decision), chain=chain
-        )
+            now = self._clock()
+            self._sending = {node: end for node, end in self._sending.items() if end > now}
+            self._sending[decision.source.node] = now + decision.pull_s
+        return Dispatched(request=request, worker=worker, decision=decision, chain=chain)
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
         """Follow an observed time to first token, if the request had its worker to itself.
@@ -170,25 +174,31 @@ class Dispatcher:
         """Drop what was learned of a worker that is gone."""
         self._models.pop(name, None)
 
-    def _look_up(self, chain: Sequence[BlockHash], pullable: Container[str]) -> Findings:
+    def _look_up(self, chain: Sequence[BlockHash]) -> Findings:
         held = {**self.view.leading(chain), **self._engines.leading(chain)}
+        return Findings(
+            held=held,
+            expected=self.view.expected(chain),
+            own=self._caches.leading(chain),
+            sources=self._sources(held) if held else (),
+        )
+
+    def _sources(self, held: Mapping[str, int]) -> Sequence[Source]:
         members, engines = self.view.members, self._engines.members
+        pullable = self._pullable() if engines else ()
         can_send = {
             node: ((members.get(node) or engines[node]).epoch, blocks)
             for node, blocks in held.items()
             if node in members or (node in engines and node in pullable)
         }
+        if not can_send:
+            return ()
         now = self._clock()
         waits_s = {
             node: max(0.0, self._sending[node] - now)
             for node in can_send.keys() & self._sending.keys()
         }
-        return Findings(
-            held=held,
-            expected=self.view.expected(chain),
-            own=self._caches.leading(chain),
-            sources=longest(can_send, waits_s, self._block_s) if can_send else (),
-        )
+        return longest(can_send, waits_s, self._block_s)
 
     def _lineup(self, workers: Sequence[Worker]) -> Lineup:
         """The standing order of exactly these workers, as of now."""
@@ -222,7 +232,7 @@ class Dispatcher:
 
 def _plan(request: str, decision: Decision) -> PullPlan:
     if decision.source is None:
-        return PullPlan(request=request)
+        return PullPlan(request=request, budget_s=min(decision.load_within_s, MAX_PULL_BUDGET_S))
     moving_s = decision.load_s + decision.pull_s
     return PullPlan(
         request=request,

@@ -45,10 +45,11 @@ def worker_lines(headers: Mapping[str, str], *, with_key: bool) -> str:
 def lines_of(fields: Iterable[tuple[str, str]]) -> str:
     """Lines of a head, each with its end. Raises `ValueError` for a value that would end its own
     line: what follows would be a header."""
-    lines = [f"{name}: {value}" for name, value in fields]
-    if any("\n" in line or "\r" in line for line in lines):
+    lines = [f"{name}: {value}\r\n" for name, value in fields]
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines):
         raise ValueError("a header holds the end of a line")
-    return "".join([f"{line}\r\n" for line in lines])
+    return text
 
 
 def deadline_of(headers: Mapping[str, str]) -> float:

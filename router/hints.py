@@ -41,7 +41,7 @@ class Hints:
 
     def send(self, base_url: str, dispatched: Dispatched) -> None:
         """Send the plan, if it has a source and the node an address."""
-        if not dispatched.plan.source or not base_url:
+        if dispatched.decision.source is None or not base_url:
             return
         if len(self._tasks) >= MAX_ON_THE_WAY:
             self._metrics.hints.labels("dropped").inc()

@@ -27,9 +27,9 @@ MAX_KNOWN_BYTES = 64_000_000
 """Of one model: token ids, texts, places and hashes. 4 million tokens of plain chats."""
 MAX_PIECES = 4_096
 """A prompt of more is not remembered: its client wrote them, and each costs a place."""
-_PIECE_BYTES = 330  # a place, its key, and the same key of the prompt
+_PIECE_BYTES = 330  # a place and its key, or the key of one that is known to others too
 MAX_SHORT_PIECES = 4_096
-SHORT_CHARACTERS = 64
+SHORT_CHARACTERS = 48
 """Pieces up to this length are remembered wherever they stand: those that a template puts around
 every message."""
 MIN_CHARACTERS = 400
@@ -44,6 +44,7 @@ _Key = tuple[int | str, str]
 class _Place:
     """The end of a piece: its number, the newest prompt that has all before it, and their count."""
 
+    key: _Key
     number: int
     rendered: Rendered
     tokens: int
@@ -138,7 +139,7 @@ class KnownPrefixes:
             place = self._places.get(key)
             if place is None:
                 break
-            keys.append(key)
+            keys.append(place.key)  # not ours: its text is there already
             path.append(place)
             at = place.number
         return keys, path
@@ -167,10 +168,7 @@ class KnownPrefixes:
             closing.append(known)
         rest = pieces[: len(pieces) - len(closing)]
         ids = list(encode("".join(rest))) if rest else []
-        starts = [number for number, token in enumerate(ids) if token in self._cut_ids]
-        if rest and rest[0] and not (starts and starts[0] == 0):
-            starts.insert(0, 0)  # the beginning of a text that begins with no such token
-        ends = [*starts[1:], len(ids)] if starts else []
+        ends = self._ends(rest, ids)
         whole = len(ends) == len(rest)
         if whole:
             self._note_short(rest, ids, ends, owner)
@@ -178,6 +176,15 @@ class KnownPrefixes:
             ids += known
             ends.append(len(ids))
         return ids, ends if whole else None
+
+    def _ends(self, pieces: Sequence[str], ids: Sequence[int]) -> list[int]:
+        """Where pieces end in ``ids``: at tokens that may be cut at. One for each, as a rule."""
+        if len(pieces) == 1 and pieces[0] and self._cut_ids.isdisjoint(ids[1:]):
+            return [len(ids)]
+        starts = [number for number, token in enumerate(ids) if token in self._cut_ids]
+        if pieces and pieces[0] and not (starts and starts[0] == 0):
+            starts.insert(0, 0)  # the beginning of a text that begins with no such token
+        return [*starts[1:], len(ids)] if starts else []
 
     def _note_short(
         self, pieces: Sequence[str], ids: Sequence[int], ends: Sequence[int], owner: str
@@ -211,7 +218,7 @@ class KnownPrefixes:
             key = (at, piece)
             keys.append(key)
             known = self._places.get(key)  # another thread may have been faster
-            place = known or _Place(next(self._numbers), rendered, before + end)
+            place = known or _Place(key, next(self._numbers), rendered, before + end)
             place.rendered = rendered
             self._places[key] = place
             at = place.number

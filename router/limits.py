@@ -75,7 +75,9 @@ class Limits:
             account.tokens.take(tokens, self._clock())
 
     def _account(self, key: Key, now: float) -> _Account:
-        account = self._accounts.setdefault(key.name, _Account())
+        account = self._accounts.get(key.name)
+        if account is None:
+            account = self._accounts[key.name] = _Account()
         account.requests = _bucket(account.requests, key.requests_per_s, now)
         account.tokens = _bucket(account.tokens, key.tokens_per_s, now)
         return account

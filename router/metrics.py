@@ -6,9 +6,10 @@ from collections import Counter as CountOf
 from functools import cache
 from typing import TYPE_CHECKING, TypeVar
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
 from prefixfleet.router.roster import STATES
+from prefixfleet.router.tallies import Count, Spread
 
 if TYPE_CHECKING:
     from prefixfleet.router.core import Router
@@ -18,7 +19,7 @@ _DECISION_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 _RATIOS = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
-Labelled = TypeVar("Labelled", Counter, Histogram)
+Labelled = TypeVar("Labelled", Count, Spread)
 
 
 def _labelled(metric: Labelled, *values: str) -> Labelled:
@@ -28,51 +29,52 @@ def _labelled(metric: Labelled, *values: str) -> Labelled:
 class Metrics:
     """Owned by one router; its own registry, so that several live in one process of a test.
 
-    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster.
+    ``labelled(metric, *values)`` is ``metric.labels(*values)``, looked up faster. What every
+    request is counted in is a `Count` or a `Spread`.
     """
 
     def __init__(self) -> None:
         self.registry = r = CollectorRegistry()
         self.labelled = cache(_labelled)
-        self.requests = Counter(
+        self.requests = Count(
             "prefixfleet_requests", "Requests answered", ["route", "status"], registry=r
         )
         self.in_flight = Gauge(
             "prefixfleet_requests_in_flight", "Requests being served", registry=r
         )
-        self.ttft_s = Histogram(
+        self.ttft_s = Spread(
             "prefixfleet_ttft_seconds",
             "Request received to first byte of the answer",
             ["route"],
             buckets=_SECONDS,
             registry=r,
         )
-        self.tokenise_s = Histogram(
+        self.tokenise_s = Spread(
             "prefixfleet_tokenise_seconds",
             "Rendering, tokenising and hashing a prompt",
             buckets=_DECISION_SECONDS,
             registry=r,
         )
-        self.decision_s = Histogram(
+        self.decision_s = Spread(
             "prefixfleet_decision_seconds",
             "Looking up the prefix and choosing a worker",
             buckets=_DECISION_SECONDS,
             registry=r,
         )
-        self.estimate_error_s = Histogram(
+        self.estimate_error_s = Spread(
             "prefixfleet_estimate_error_seconds",
             "Absolute difference of estimated and observed time to first byte",
             buckets=_SECONDS,
             registry=r,
         )
-        self.hit_ratio = Histogram(
+        self.hit_ratio = Spread(
             "prefixfleet_hit_ratio",
             "Part of a prompt's tokens that was not computed",
             ["route", "tier"],
             buckets=_RATIOS,
             registry=r,
         )
-        self.prompt_tokens = Counter(
+        self.prompt_tokens = Count(
             "prefixfleet_prompt_tokens",
             "Prompt tokens by where they came from; streams are counted as planned",
             ["source", "basis"],
@@ -87,7 +89,7 @@ class Metrics:
         self.blind = Counter(
             "prefixfleet_blind_prompts", "Prompts routed by load alone", ["route"], registry=r
         )
-        self.decisions = Counter(
+        self.decisions = Count(
             "prefixfleet_decisions", "Requests sent", ["worker", "pull"], registry=r
         )
         self.retries = Counter(

@@ -9,6 +9,7 @@ most of the prefix in its own cache, else chance decides.
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
 from operator import attrgetter
 
 from msgspec import Struct
@@ -17,6 +18,9 @@ from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
 
 FEW = 4
 """Candidates that are sooner looked at than sorted into groups."""
+
+LOAD_S = 0.25
+"""A load may take so long whatever it saves; the daemon answers in a millisecond otherwise."""
 
 Draw = Callable[[int], int]
 """``draw(n)`` is a random number of 0 to n - 1; injected, so that tests can fix it."""
@@ -70,6 +74,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     prefill_s: float
     own_blocks: int = 0  # of the hit, without a load
     load_s: float = 0.0  # of the rest of the hit
+    load_within_s: float = inf  # the node shall not load longer, without a pull
 
     @property
     def total_s(self) -> float:
@@ -112,11 +117,13 @@ def choose(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> D
 
 
 def _one_of(decisions: Sequence[Decision], draw: Draw) -> Decision:
-    limit_s = _tied_up_to(min([decision.total_s for decision in decisions]))
-    tied = [decision for decision in decisions if decision.total_s <= limit_s]
-    most = max([decision.own_blocks for decision in tied])
-    best = [decision for decision in tied if decision.own_blocks == most]
-    return best[draw(len(best)) if len(best) > 1 else 0]
+    seconds = [decision.total_s for decision in decisions]
+    limit_s = _tied_up_to(min(seconds))
+    tied = [d for d, total_s in zip(decisions, seconds, strict=True) if total_s <= limit_s]
+    if len(tied) > 1:
+        most = max([decision.own_blocks for decision in tied])
+        tied = [decision for decision in tied if decision.own_blocks == most]
+    return tied[draw(len(tied)) if len(tied) > 1 else 0]
 
 
 def soonest(ranks: Iterable[Rank], draw: Draw) -> Decision:
@@ -202,9 +209,12 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
     usable = usable_blocks(prompt_tokens, candidate.block_tokens)
     hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
     load_s = max(0, hit - own) * candidate.block_s
-    source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
+    source, pulled, within_s = None, 0, inf
+    if candidate.sources:
+        source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
     if source is None:
         hit = max(hit, own)
+        hit, load_s, within_s = _worth_loading(prompt_tokens, candidate, hit, own, load_s)
     return Decision(
         worker=candidate.worker,
         hit_blocks=hit,
@@ -215,7 +225,28 @@ def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
         prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
         own_blocks=own,
         load_s=load_s,
+        load_within_s=within_s,
     )
+
+
+def _worth_loading(
+    prompt_tokens: int, candidate: Candidate, hit: int, own: int, load_s: float
+) -> tuple[int, float, float]:
+    """Leading blocks that are there when the load ends, the seconds it takes, and may take.
+
+    As long as computing the blocks would take, since a prompt's blocks may all lie on the disk
+    of a node whose hits are fast on the whole. Where that would be sooner than the load itself,
+    the node takes what comes within `LOAD_S`: in its memory it may have them all.
+    """
+    if not load_s:
+        return hit, load_s, LOAD_S
+    tokens, prefill = candidate.block_tokens, candidate.prefill
+    saved_s = prefill.seconds(prompt_tokens, own * tokens) - prefill.seconds(
+        prompt_tokens, hit * tokens
+    )
+    if load_s <= max(saved_s, LOAD_S):
+        return hit, load_s, max(saved_s, LOAD_S)
+    return own + int(LOAD_S / candidate.block_s), LOAD_S, LOAD_S
 
 
 def _best_pull(

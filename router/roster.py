@@ -8,6 +8,7 @@ record changes, and again after it failed before our eyes. States: "checking", "
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -73,15 +74,22 @@ class Roster:
         orders: Orders,
         static: Callable[[], list[WorkerRecord]],
         joined: Callable[[str], None],
+        clock: Callable[[], float],
+        settling_s: float,
     ) -> None:
         """``static`` gives the workers that no registry lists; they need none. ``joined`` is told
-        of a worker that gets ready while others are."""
+        of a worker that gets ready while others are. For ``settling_s`` after the registry's first
+        list workers may be missing in it: a Redis that lost its memory hears of one after another.
+        """
         self._registry = registry
         self._examine = examine
         self._degraded = degraded
         self._orders = orders
         self._static = static
         self._joined = joined
+        self._clock = clock
+        self._settling_s = settling_s
+        self._whole_s = math.inf  # when the registry's list may be taken for whole
         self._registered: list[WorkerRecord] = []
         self._seats: dict[str, _Seat] = {}
         self._served: dict[str, str] = {}  # models of workers that were ready, by worker
@@ -94,7 +102,7 @@ class Roster:
 
         Raises:
             UnknownModel: other models are served, not this one.
-            NoWorker: none is ready at the moment.
+            NoWorker: none is ready at the moment, or the list may not be whole yet.
         """
         ready = [
             seat.worker
@@ -104,7 +112,7 @@ class Roster:
         if ready:
             return ready
         models = {seat.record.model for seat in self._seats.values()}
-        if models and model not in models | set(self._served.values()):
+        if self._is_whole() and models and model not in models | set(self._served.values()):
             raise UnknownModel(
                 f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
                 param="model",
@@ -112,6 +120,9 @@ class Roster:
         raise NoWorker(
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
+
+    def _is_whole(self) -> bool:
+        return not self._registered or self._clock() >= self._whole_s
 
     def next_arrival(self) -> asyncio.Event:
         """Set when the next worker gets ready."""
@@ -182,6 +193,8 @@ class Roster:
             return  # all at once: rather the registry was emptied than every worker died
         self._degraded.end("registry")
         self._registered = records
+        if records:
+            self._whole_s = min(self._whole_s, self._clock() + self._settling_s)
 
     def take(self, records: list[WorkerRecord]) -> None:
         """Make the seats agree with ``records``: new and changed ones are examined."""

@@ -6,10 +6,10 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import Raw, json, structs
 from multidict import CIMultiDict
 
 from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
@@ -22,6 +22,7 @@ from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFa
 from prefixfleet.router.headers import KEEP, deadline_of, keep_of, lines_of, worker_lines
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
+from prefixfleet.router.policy import LOAD_S
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
 from prefixfleet.router.static_workers import remote_kv_source
@@ -30,16 +31,21 @@ from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
-from prefixfleet.store.records import PARAMS_KEY
+from prefixfleet.store.records import PARAMS_KEY, PullPlan
 
 MAX_SENDS = 3  # a request that kills its engine shall not kill them all
+_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).split(b'"\\u0000"')
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
-async def serve_prompt(router: Router, client: Client, route: Route) -> int:
+def serve_prompt(router: Router, client: Client, route: Route) -> Awaitable[int]:
     """Answer one request whose prompt decides where it goes; the status. Raises `Refusal`."""
     if not router.tracing.on:
-        return await _serve(router, client, route, NO_SPAN)
+        return _serve(router, client, route, NO_SPAN)
+    return _traced(router, client, route)
+
+
+async def _traced(router: Router, client: Client, route: Route) -> int:
     with router.tracing.request(route.path, client.headers) as span:
         return await _serve(router, client, route, span)
 
@@ -161,7 +167,7 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     fields: dict[str, Any] = {}
     source = dispatched.decision.source
     if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = {PARAMS_KEY: dispatched.plan}
+        fields[TRANSFER_KEY] = _params(dispatched)
     elif source and (address := passage.router.p2p_addresses().get(source.node)):
         fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
     elif passage.body.has(TRANSFER_KEY):
@@ -169,6 +175,14 @@ def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
     if not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
     return with_fields(passage.body, fields) if fields else passage.body.raw
+
+
+def _params(dispatched: Dispatched) -> object:
+    decision = dispatched.decision
+    if decision.source is not None or decision.load_within_s != LOAD_S:
+        return {PARAMS_KEY: dispatched.plan}
+    before, after = _NO_PULL  # most plans: nothing but the request's id in them
+    return Raw(before + json.encode(dispatched.request) + after)
 
 
 async def _send(passage: Passage, dispatched: Dispatched) -> int:

@@ -26,7 +26,9 @@ class RouterSettings(Section):
     workers_file: Path | None = None  # engines without our connector, see `static_workers`
     admin_key_file: Path | None = None  # key of the admin API, at least 16 bytes; without it off
     health_interval_s: float = Field(default=2.0, ge=0)  # three failed looks in 6 s; 0: never
-    worker_wait_s: float = Field(default=10.0, ge=0)  # for a first one: twice a retry of `roster`
+    worker_wait_s: float = Field(
+        default=10.0, ge=0
+    )  # for a first one, and for a first list to be whole
     slow_start_s: float = Field(default=10.0, ge=0)  # a new worker gets its full share after this
     log_format: Literal["text", "json"] = "text"  # json: one object a line, for collectors
     tls_cert_file: Path | None = None  # with its key: the router serves https only

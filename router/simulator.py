@@ -30,6 +30,7 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.records import PullPlan
 
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
@@ -166,8 +167,8 @@ class Simulation:
         node = self._by_name[decided.worker.record.node]
         usable = max(0, tokens - 1) // fleet.block_tokens
         pin = node.pool.pin(chain[:usable])
-        local = len(pin.hashes)
-        pulled, ready = self._pull(decided, chain[:usable], local)
+        local, loaded = self._load(decided.plan, len(pin.hashes))
+        pulled, ready = self._pull(decided, chain[:usable], local, loaded)
         cached = (local + pulled) * fleet.block_tokens
         seconds = prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
         done = node.compute(ready, seconds)
@@ -194,10 +195,19 @@ class Simulation:
             )
         )
 
-    def _pull(self, decided: Dispatched, chain: list[BlockHash], local: int) -> tuple[int, float]:
-        """Blocks that come from the planned source, and when they and the ``local`` are there."""
+    def _load(self, plan: PullPlan, local: int) -> tuple[int, float]:
+        """Of the ``local`` blocks those that the plan leaves time for, and when they are there."""
+        block_s = self.fleet.hit_block_s
+        if plan.source or local * block_s <= plan.budget_s:
+            return local, self.clock.now + local * block_s
+        return int(plan.budget_s / block_s), self.clock.now + plan.budget_s
+
+    def _pull(
+        self, decided: Dispatched, chain: list[BlockHash], local: int, loaded: float
+    ) -> tuple[int, float]:
+        """Blocks that come from the planned source, and when they and the ``local`` are there,
+        which are ``loaded`` before."""
         plan, block_s = decided.plan, self.fleet.hit_block_s
-        loaded = self.clock.now + local * block_s
         if not plan.source:
             return 0, loaded
         source = self._by_name[plan.source]

@@ -107,7 +107,7 @@ class Turns:
         tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
         decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
         slo_s = key.ttft_slo_s or self._slos.ttft_s
-        limit_s = min(filter(None, (slo_s, deadline_s)), default=0.0)
+        limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
         if not self._queue and self._is_free(decision.worker):
             # Whoever called charges the worker before anybody else can look at it: no await between

@@ -125,6 +125,8 @@ class View:
 
     def leading(self, chain: Sequence[BlockHash]) -> dict[str, int]:
         """Live nodes to the number of leading blocks of ``chain`` that they hold; no zeros."""
+        if not self._bits and not self._inherited:
+            return {}
         names, mask = self._nodes_of_bits()
         return leading_of(chain, self._blocks.__getitem__, mask, names)
 

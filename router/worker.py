@@ -1,6 +1,6 @@
 """A worker that passed the parity check, with everything that routing asks of it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefixfleet.router.tokens import Tokens
 from prefixfleet.store.records import WorkerRecord
@@ -18,8 +18,7 @@ class Worker:
     namespace: bytes
     block_tokens: int
     static: bool = False
+    name: str = field(init=False)  # unique in the fleet
 
-    @property
-    def name(self) -> str:
-        """Unique in the fleet."""
-        return self.record.worker
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.record.worker)

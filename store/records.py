@@ -140,9 +140,9 @@ class PullPlan(_Record):
     """The router's decision for one request, as the target node acts on it.
 
     ``source`` is empty when nothing is to be pulled. ``blocks`` leading blocks of the prompt's
-    chain are wanted from it, at most. ``budget_s`` seconds are left for the pull when the
-    record is sent: clocks of two hosts do not compare, remaining seconds do. ``link`` names the
-    link to use; empty leaves it to the target.
+    chain are wanted from it, at most. ``budget_s`` seconds are left for the pull, and for what
+    the node itself reads from its disk, when the record is sent: clocks of two hosts do not
+    compare, remaining seconds do. ``link`` names the link to use; empty leaves it to the target.
     """
 
     request: str

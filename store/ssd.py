@@ -214,9 +214,11 @@ class SsdTier:
         ]
         try:
             await self._run(self._writer, self._files.write, blocks)
-        except OSError as error:
-            for write, reservation in reserved:
+        except BaseException as error:
+            for write, reservation in reversed(reserved):
                 reservation.abandon(write.block)
+            if not isinstance(error, OSError):
+                raise
             self._fail(error)
             return []
         if self._degraded:

@@ -30,7 +30,8 @@ class Replicator:
 
     Owned by the daemon's event loop. ``members`` gives the live nodes. ``part.counters`` counts
     as a source "observed", "broadcasts", "broken", "too_few" and "busy", as a receiver "received",
-    "refused", "spoiled" or the reason of what ended it, and the bytes of each.
+    "refused", "spoiled" or the reason of what ended it, and the bytes of each; "by_gloo" and
+    "by_nccl" the broadcasts that went to their end.
     """
 
     def __init__(
@@ -56,8 +57,9 @@ class Replicator:
 
     @property
     def degraded(self) -> str:
-        """Why this node takes no part although it should; "" if it does."""
-        return self._down
+        """Why this node takes no part although it should, or not over NCCL; "" if it does."""
+        fault = self.part.worker.fault
+        return self._down or (fault and f"collective replication: Gloo instead of NCCL: {fault}")
 
     def open(self) -> None:
         """Start the process that takes part, if this node may, in the background. Until it is
@@ -139,3 +141,5 @@ class Replicator:
             log.error("%s", self._down)
         else:
             self._down = ""
+            if self.part.worker.fault:
+                log.warning("%s", self.degraded)

@@ -77,4 +77,5 @@ class Part:
             "stall_s": self.stall_s,
             "roster": list(roster),
         }
-        await self.worker.call(command, deadline)
+        told = await self.worker.call(command, deadline)
+        self.counters[f"by_{told['lane']}"] += 1

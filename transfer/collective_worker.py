@@ -20,10 +20,16 @@ START_S = 120.0
 
 
 class CollectiveWorker:
-    """One child at a time over one segment. Owned by one event loop."""
+    """One child at a time over one segment. Owned by one event loop.
 
-    def __init__(self, segment_path: Path) -> None:
+    ``device`` names a GPU ("cuda:0") for broadcasts over NCCL, "" none; ``fault`` says why the
+    child does not use it.
+    """
+
+    def __init__(self, segment_path: Path, device: str = "") -> None:
         self._path = segment_path
+        self._device = device
+        self.fault = ""
         self._child: asyncio.subprocess.Process | None = None
         self._busy = False
         self.starts = 0
@@ -43,13 +49,15 @@ class CollectiveWorker:
         await self.kill()
         self._child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "prefixfleet.transfer.collective_child", str(self._path)),
+            *([self._device] if self._device else []),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         self.starts += 1
         self._busy = True
-        await self._answer(time.monotonic() + START_S)
+        told = await self._answer(time.monotonic() + START_S)
+        self.fault = told["fault"]
 
     async def call(self, command: dict[str, Any], deadline: Deadline) -> dict[str, Any]:
         """The child's answer to one command.

@@ -14,7 +14,8 @@ from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.link import Deadline, Link, Peer
 
 MAX_PER_PEER = 8
-"""Pulls from one peer over one link at once; one more waits, by its deadline."""
+"""Pulls from one peer over one link at once, and as many short ones besides; one more waits, by its
+deadline."""
 MAX_IDLE = 64
 """Idle connections in all; the one that is idle longest is closed first."""
 
@@ -39,7 +40,7 @@ class PeerCache:
     def __init__(self, links: Mapping[str, Link]) -> None:
         self._links = links
         self._idle: dict[Peer, str] = {}  # to its contact; longest idle first
-        self._places: dict[str, _Places] = {}
+        self._places: dict[tuple[str, bool], _Places] = {}
         self._closed = False
 
     @property
@@ -48,9 +49,10 @@ class PeerCache:
         return len(self._idle)
 
     @asynccontextmanager
-    async def place(self, contact: str, deadline: Deadline) -> AsyncIterator[None]:
-        """One of the `MAX_PER_PEER` places of a peer. Raises `DeadlineExceeded`."""
-        places = self._places.setdefault(contact, _Places())
+    async def place(self, contact: str, deadline: Deadline, *, short: bool) -> AsyncIterator[None]:
+        """One of the `MAX_PER_PEER` places of a peer: a ``short`` pull does not wait for the end
+        of long ones. Raises `DeadlineExceeded`."""
+        places = self._places.setdefault((contact, short), _Places())
         places.users += 1
         try:
             async with until(deadline, f"wait for one of {MAX_PER_PEER} pulls from {contact}"):
@@ -62,7 +64,7 @@ class PeerCache:
         finally:
             places.users -= 1
             if not places.users:
-                del self._places[contact]
+                del self._places[contact, short]
 
     async def take(self, link: str, contact: str, deadline: Deadline, *, fresh: bool) -> Held:
         """An idle connection, or a new one. Raises the errors of `Link.connect`."""

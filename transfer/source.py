@@ -69,7 +69,8 @@ class Reader:
         Raises:
             PullFailed: what ended it before all was read; work that it had taken is given back.
         """
-        async with self._peers.place(read.contact, read.deadline):
+        short = self._flow.is_short(len(read.hashes) * self._layout.slot_bytes)
+        async with self._peers.place(read.contact, read.deadline, short=short):
             peer, leased = await self._lease(read)
             read.leased = time.monotonic()
             read.node, read.lanes = peer.node, peer.lanes

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 OPERATION_BYTES = 16 * 1024 * 1024
 """Longer ranges are read by several operations."""
+
+_Side = Literal["serving", "reading"]
 
 
 class _Memory(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -101,7 +103,9 @@ class UcxListener:
 
 
 class UcxLink:
-    """Fulfils `Link`. Owned by one event loop; UCX itself has a thread, started at first use.
+    """Fulfils `Link`. Owned by one event loop; UCX itself has two threads, started at first use:
+    one serves, one reads. Of two workers that each connect to the other UCX makes one connection
+    of both endpoints, and closing one of them would break what the other reads.
 
     ``binding`` is "ucxx" or "ucp", by default the first that is here.
     """
@@ -122,7 +126,7 @@ class UcxLink:
         self._port = port
         self._heartbeat_s = heartbeat_s
         self._binding = binding
-        self._thread: UcxThread | None = None
+        self._threads: dict[_Side, UcxThread] = {}
         self._rdma = False
         self._starting = asyncio.Lock()
         self.counters: Counter[str] = Counter()
@@ -138,7 +142,7 @@ class UcxLink:
 
     async def listen(self, host: str, segment: memoryview, service: Service) -> UcxListener:
         """See `Link`."""
-        thread = await self._started()
+        thread = await self._started("serving")
         address = address_of(segment)
         memory, attachment = await thread.run(lambda: _register(thread, address, segment.nbytes))
         served = Served(
@@ -156,7 +160,7 @@ class UcxLink:
 
     async def connect(self, contact: str, *, deadline: Deadline) -> UcxPeer:
         """See `Link`."""
-        thread = await self._started()
+        thread = await self._started("reading")
         channel = await Channel.open(
             contact,
             link=self.name,
@@ -179,21 +183,20 @@ class UcxLink:
         return UcxPeer(channel, thread, remote, memory)
 
     async def close(self) -> None:
-        """See `Link`: ends the thread."""
-        if self._thread is not None:
-            thread, self._thread = self._thread, None
-            await thread.stop()
+        """See `Link`: ends the threads."""
+        threads, self._threads = list(self._threads.values()), {}
+        await asyncio.gather(*(thread.stop() for thread in threads))
 
-    async def _started(self) -> UcxThread:
+    async def _started(self, side: _Side) -> UcxThread:
         async with self._starting:
-            if self._thread is None:
+            if side not in self._threads:
                 thread = UcxThread(self._binding)
                 await thread.start()
                 devices = sorted(await thread.run(thread.binding.devices))
                 self._rdma = has_rdma("ucx:" + ",".join(devices))
-                log.info("UCX through %s: %s", thread.binding.name, devices)
-                self._thread = thread
-            return self._thread
+                log.info("UCX through %s, %s: %s", thread.binding.name, side, devices)
+                self._threads[side] = thread
+            return self._threads[side]
 
 
 def _register(thread: UcxThread, address: int, length: int) -> tuple[int, _Memory]:

@@ -34,11 +34,14 @@ class World:
         self.go = asyncio.Event()
         self.fetches = 0
         self.failure = ""
-        times = HitTimes(time.monotonic)
-        self.claims = Claims(self.pool, self.bring, self.fetch, times, clock=time.monotonic)
+        self.times = HitTimes(time.monotonic)
+        self.disk_s = 0.0
+        self.claims = Claims(self.pool, self.bring, self.fetch, self.times, clock=time.monotonic)
 
     async def bring(self, chain, deadline):
-        """No other tier here."""
+        """A disk that gives nothing, and is waited for."""
+        if self.disk_s and time.monotonic() < deadline:
+            await asyncio.sleep(self.disk_s)
 
     async def fetch(self, chain, plan, deadline):
         self.fetches += 1
@@ -75,6 +78,22 @@ async def test_what_is_here_is_pinned_until_it_is_released(world):
     assert (len(prepared.slots), world.pinned()) == (3, 3)
     world.claims.release((1, "r"))
     assert world.pinned() == 0
+
+
+async def test_a_disk_from_which_no_block_comes_in_time_counts_as_slower_than_that(world):
+    world.disk_s = 0.02
+
+    await world.claim(within_s=0.01)
+
+    assert world.times.numbers()["read_s"] > 0
+
+
+async def test_a_question_that_leaves_no_time_says_nothing_of_the_disk(world):
+    world.disk_s = 0.02
+
+    await world.claim(within_s=0.0)
+
+    assert world.times.numbers()["read_s"] == 0
 
 
 async def test_a_plan_brings_more_and_the_answer_says_what_came_from_where(world):

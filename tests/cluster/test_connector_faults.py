@@ -14,6 +14,7 @@ from engine_rig import BLOCK, answer, expected_answer, prompt_of
 
 from prefixfleet.cluster import connector_copier
 from prefixfleet.cluster.connector_loads import OpenLoads
+from prefixfleet.cluster.connector_lookup import LOCAL_BUDGET_S
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.store.records import PullPlan
@@ -305,6 +306,31 @@ def test_a_pull_plan_brings_a_peers_blocks(start, daemons):
     assert report["pulled_bytes"] > 0
     assert report["link"] == "tcp"
     assert report["failure"] == ""
+
+
+@pytest.mark.parametrize(
+    ("plan", "budget_s"),
+    [(PullPlan(request="r1", budget_s=7.5), 7.5), (None, LOCAL_BUDGET_S)],
+)
+def test_a_lookup_may_take_what_the_routers_plan_says(start, daemons, plan, budget_s):
+    """Also one without a pull: the node may have to read from its disk."""
+    told, prompt = [], prompt_of(2 * BLOCK + 1)
+    rig = start()
+
+    def listen(node):
+        cache = node._pool.cache
+        prepare = cache.prepare
+
+        async def told_prepare(*arguments):
+            told.append(arguments[-1])
+            return await prepare(*arguments)
+
+        cache.prepare = told_prepare
+
+    daemons.ask("a", listen)
+    answer(rig, "x", prompt, params={"prefixfleet": asdict(plan)} if plan else None)
+
+    assert told == [budget_s]
 
 
 def test_a_source_that_is_gone_is_a_miss_with_a_reason(start, daemons):

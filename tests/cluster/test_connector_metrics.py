@@ -1,5 +1,7 @@
 """The connector's counts, from the scheduler to Prometheus."""
 
+import threading
+
 import prometheus_client
 import pytest
 from engine_rig import BLOCK, answer, prompt_of
@@ -55,6 +57,32 @@ def test_what_copying_takes_is_told_to_the_node(start, daemons):
 
     hits = daemons.ask("a", lambda daemon: daemon.snapshot()["hits"])
     assert 0 < hits["copy_s"] <= rig.counts["load_seconds"] / 4  # it fades from then on
+
+
+def test_ranks_that_report_a_load_in_different_steps_copied_side_by_side(start, monkeypatch):
+    prompt = prompt_of(4 * BLOCK + 1)
+    answer(start(ranks=2), "a", prompt)
+    rig = start(ranks=2)
+    first, last = (rank.connector._worker for rank in rig.ranks)
+    seconds, first_told = [], threading.Event()
+
+    def hears_of(done, real):
+        seconds.append(done.seconds)
+        real(done)
+
+    for worker in (first, last):
+        real = worker._note_loaded
+        monkeypatch.setattr(worker, "_note_loaded", lambda done, real=real: hears_of(done, real))
+    load = last._copier._load
+    monkeypatch.setattr(last._copier, "_load", lambda job: first_told.wait(60) and load(job))
+    rig.add("b", prompt)
+    while not seconds:
+        rig.step()
+    first_told.set()
+    rig.run()
+
+    assert len(seconds) == 2
+    assert rig.counts["load_seconds"] == max(seconds) < sum(seconds)
 
 
 def test_counts_of_several_steps_add_up_for_the_log():

@@ -23,8 +23,8 @@ WAIT_S = 20.0
 @pytest.fixture
 def slices_wait(monkeypatch):
     """Pages get no places before this is set."""
-    advise, go_on = populate._advise, threading.Event()
-    monkeypatch.setattr(populate, "_advise", lambda *given: go_on.wait(60) and advise(*given))
+    advise, go_on = populate._populate, threading.Event()
+    monkeypatch.setattr(populate, "_populate", lambda *given: go_on.wait(60) and advise(*given))
     yield go_on
     go_on.set()
 

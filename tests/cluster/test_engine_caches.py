@@ -28,7 +28,9 @@ async def caches(request):
     if request.param == "memory":
         yield MemoryIndex()
         return
-    index = RedisIndex(*map(request.getfixturevalue, ("redis_url", "fleet")), area="engines")
+    index = RedisIndex(
+        *map(request.getfixturevalue, ("redis_url", "fleet")), area="engines", timeout_s=20
+    )
     yield index
     await index.close()
 

@@ -125,6 +125,45 @@ def test_pages_of_a_peer_are_pulled_when_the_engine_asks(daemons, engine):
     other.cache.close()
 
 
+def test_pages_that_left_memory_come_back_from_the_nodes_disk(daemons, tmp_path):
+    """SGLang asks for a long text in pieces; each is told what lies before it."""
+    disk = {"ssd_path": tmp_path / "ssd", "ssd_bytes": 8 << 20}
+    engine = Engine(daemons.start(pool_bytes=1 << 20, **disk))
+    keys = keys_of("doc", 16)
+    values, _ = engine.keep(keys)
+    chain = [engine.pages.block(key) for key in keys]
+
+    def has_left(node):
+        cache = node._pool.cache
+        return cache.pool.match(chain[8:]) == 0 and cache.tier.match(chain) == 16
+
+    for number in range(200):
+        if daemons.ask("a", has_left):
+            break
+        engine.keep(keys_of(f"other-{number}", 16))
+    assert daemons.ask("a", has_left)
+
+    assert engine.pages.count_leading(keys[8:], keys[:8]) == 8
+    found, pages = engine.load(keys[8:])
+
+    assert found == [True] * 8
+    assert all(torch.equal(page, value) for page, value in zip(pages, values[8:], strict=True))
+    engine.cache.close()
+
+
+def test_a_peers_pages_are_pulled_to_behind_those_before_them(daemons, engine):
+    keys = keys_of("doc", 6)
+    engine.keep(keys)
+    epoch = daemons.ask("a", lambda node: node.epoch)
+    plan = PullPlan(request="p", source="a", source_epoch=epoch, blocks=6, budget_s=WAIT_S)
+    other = Engine(daemons.start("b"), plans=lambda chain: plan)
+
+    assert other.pages.count_leading(keys[2:], keys[:2]) == 4
+    last = other.pages.block(keys[-1])
+    assert daemons.ask("b", lambda node: node._pool.host.pool.position_after(last)) == 6
+    other.cache.close()
+
+
 def test_a_damaged_page_ends_the_load(daemons, engine):
     keys = keys_of("doc", 3)
     engine.keep(keys)

@@ -35,7 +35,7 @@ from prefixfleet.store.redis_index import RedisIndex
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet)
+    index = RedisIndex(redis_url, fleet, timeout_s=20)
     yield index
     await index.close()
 

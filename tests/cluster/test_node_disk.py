@@ -14,7 +14,7 @@ POOL_SLOTS = 128
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet)
+    index = RedisIndex(redis_url, fleet, timeout_s=20)
     yield index
     await index.close()
 
@@ -88,6 +88,22 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
             await engine.ask("release", request=f"r{number}")
             await until(lambda chain=chain: matched(index, chain, {"a": 60}))
         assert disk(daemon)["promoted_blocks"] > 0
+
+
+async def test_the_middle_of_a_chain_comes_back_to_its_place(index, settings):
+    """Some engines ask for a chain piece by piece; at the root a block would be another's."""
+    chains = [fresh_chain(60) for _ in range(5)]
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+        first, pool = chains[0], daemon._pool.host.pool
+        assert pool.match(first[40:]) < 20
+
+        assert await check(engine, first[40:]) == 20
+        assert pool.match(first) == 60
+        assert pool.position_after(first[-1]) == 60
 
 
 async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take_longer(

@@ -23,7 +23,7 @@ BLOCKS = 4
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet)
+    index = RedisIndex(redis_url, fleet, timeout_s=20)
     yield index
     await index.close()
 

@@ -24,14 +24,14 @@ STANDIN = Path(node_rig.__file__).parent / "standin"
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet)
+    index = RedisIndex(redis_url, fleet, timeout_s=20)
     yield index
     await index.close()
 
 
 @pytest.fixture
 async def registry(redis_url, fleet):
-    registry = WorkerRegistry(redis_url, fleet, secret=SECRET)
+    registry = WorkerRegistry(redis_url, fleet, secret=SECRET, timeout_s=20)
     yield registry
     await registry.close()
 

@@ -11,7 +11,7 @@ from node_rig import NAMESPACE, PAYLOAD_BYTES, fresh_chain
 
 from prefixfleet.cluster import cache_api
 from prefixfleet.cluster.cache_api import NodePrefixCache
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.errors import ConfigError, EpochChanged
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
 
@@ -130,6 +130,38 @@ def test_a_cache_that_is_closed_gives_no_slot_away_that_it_still_writes(
     assert "still writes" in caplog.text
     assert loaded(other, chain) == [payload_of(block) for block in chain]
     other.close()
+
+
+def reserved_slots(daemons):
+    return daemons.ask("a", lambda node: node._pool.host.pool.counts().reserved)
+
+
+def test_a_write_that_raises_holds_no_slot_and_what_it_raised_comes_out(cache, daemons):
+    chain = fresh_chain(4)
+
+    def fails(payload):
+        raise ZeroDivisionError("the engine's tensor is gone")
+
+    with pytest.raises(ZeroDivisionError, match="gone"):
+        cache.save(b"", [*writes_of(chain[:2]), (chain[2], fails), *writes_of(chain[3:])])
+
+    assert (reserved_slots(daemons), cache.match(chain)) == (0, 0)
+    assert cache.save(b"", writes_of(chain)) == [True] * 4
+    assert loaded(cache, chain) == [payload_of(block) for block in chain]
+
+
+def test_a_save_whose_slots_cannot_be_sealed_holds_none(cache, daemons, monkeypatch):
+    chain = fresh_chain(3)
+
+    def gone(written):
+        raise EpochChanged("the node daemon was replaced since the slots were reserved")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache._pool, "commit", gone)
+        assert cache.save(b"", writes_of(chain)) == [False] * 3
+
+    assert reserved_slots(daemons) == 0
+    assert cache.save(b"", writes_of(chain)) == [True] * 3
 
 
 def test_a_plan_brings_a_peers_blocks(cache, daemons):

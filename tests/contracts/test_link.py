@@ -241,6 +241,22 @@ async def test_connections_come_and_go_and_the_service_is_told_once(rig, segment
     assert service.gone.empty()
 
 
+async def test_two_nodes_read_from_each_other_and_one_that_closes_harms_no_other_way(rig, segment):
+    """Both ways at once, as nodes of a fleet do: UCX takes two endpoints of one pair for one."""
+    links = {name: rig.link(name) for name in "ab"}
+    contacts = {n: (await rig.listen(link, segment, Echo())).contact for n, link in links.items()}
+    from_a = await rig.connect(links["b"], contacts["a"])
+    from_b = await rig.connect(links["a"], contacts["b"])
+    for peer in (from_a, from_b):
+        assert await read(peer, [Range(0, MiB)]) == [segment[:MiB]]
+
+    await from_a.close()
+
+    for _ in range(3):
+        assert await read(from_b, [Range(0, 8 * MiB)]) == [segment]
+    assert not from_b.broken
+
+
 async def test_a_contact_where_nobody_listens_is_a_lost_peer(rig, segment, service):
     listener = await rig.listen(rig.link("a"), segment, service)
     await listener.close()

@@ -68,6 +68,25 @@ async def test_a_request_whose_last_worker_fails_is_sent_again_when_it_is_back(r
     assert len(engine.seen) == 1
 
 
+async def test_a_model_that_the_first_list_lacks_may_be_announced_yet(rig):
+    engine, later = await rig.engine("a"), await rig.engine("b", model="other")
+    await rig.start(engine, worker_wait_s=LONG_S)
+
+    asked = asyncio.create_task(rig.post(model="other"))
+    await until(lambda: waiting(rig.router) == 1)
+    await rig.announce(later.record())
+
+    assert (await asked)[0] == 200
+
+
+async def test_a_model_that_nobody_announces_is_unknown_in_the_end(rig):
+    await rig.start(await rig.engine(), worker_wait_s=0.3)
+
+    status, _, body = await rig.post(model="other")
+
+    assert (status, body["error"]["code"]) == (404, "model_not_found")
+
+
 async def test_a_drained_worker_that_is_taken_back_serves_who_waits(rig):
     engine = await rig.engine()
     router = await rig.start(engine, worker_wait_s=LONG_S)
@@ -195,11 +214,13 @@ async def test_a_model_that_is_gone_for_good_is_unknown_and_nobody_waits_for_it(
     monkeypatch.setattr(departed, "GONE_S", 0.0)
     engine, leaving = await rig.engine("a"), await rig.engine("b", model="other")
     router = await rig.start(
-        engine, leaving, records=[engine.record(), leaving.record()], worker_wait_s=LONG_S
+        engine, leaving, records=[engine.record(), leaving.record()], worker_wait_s=0.5
     )
     router.reload()
     await until_gone(rig, leaving)
     for _ in range(2):
         router.reload()
+    await until(router.roster._is_whole)
 
     assert (await rig.post(model="other"))[0] == 404
+    assert waiting(router) == 0

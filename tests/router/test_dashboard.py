@@ -191,7 +191,7 @@ def decided():
     from prefixfleet.router.dispatch import Dispatched
     from prefixfleet.router.policy import Decision
     from prefixfleet.router.worker import Worker
-    from prefixfleet.store.records import PullPlan, WorkerRecord
+    from prefixfleet.store.records import WorkerRecord
 
     record = WorkerRecord(
         worker="w", node="n", url="", model="m", model_path="", namespace={},
@@ -201,8 +201,8 @@ def decided():
         worker="w", hit_blocks=1, pull_blocks=0, source=None, queue_s=0.0, pull_s=0.0, prefill_s=0.1
     )
     return Dispatched(
+        request="r",
         worker=Worker(record, None, b"", 16),
         decision=decision,
-        plan=PullPlan(request="r"),
         chain=[b"x" * 16],
     )

@@ -13,7 +13,7 @@ from prefixfleet.router.book import Book
 from prefixfleet.router.candidates import MAX_BLOCK_S, MAX_SOURCES, read_block_s, read_link
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, first_guess
-from prefixfleet.router.policy import Candidate, Source, best_for, choose
+from prefixfleet.router.policy import LOAD_S, Candidate, Source, best_for, choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
@@ -163,14 +163,15 @@ def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
     before = dispatcher.prefill_model(worker)
     dispatcher.learn(sent, prompt, charge)
 
-    assert decision.load_s == 2.0  # four blocks
+    assert decision.load_s == LOAD_S  # not for 2 s, which the blocks would take
+    assert sent.plan.budget_s == LOAD_S
     after = dispatcher.prefill_model(worker)
     assert after.samples == 1
     assert after.coefficients == pytest.approx(before.coefficients)
 
 
 def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher):
-    """A node loads for a quarter of a second and then leaves the rest to be computed."""
+    """The node had the blocks in memory, although its hits are slow as a rule."""
     worker = worker_on("n5")
     prompt, chains = Prompt(tokens=1_000), {KIND: CHAIN[:4]}
     sent = dispatcher.bind("r", dispatcher.decide(prompt, chains, [worker]), chains, [worker])
@@ -181,6 +182,22 @@ def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher)
     dispatcher.learn(sent, prompt, charge)
 
     assert dispatcher.prefill_model(worker) == before
+
+
+def test_sources_that_are_done_sending_are_forgotten(dispatcher):
+    told = set()
+    for number in range(3):
+        workers = [worker_on(f"elsewhere {number}")]
+        decision = dispatcher.decide(Prompt(tokens=1_000), {KIND: CHAIN[:4]}, workers)
+        dispatcher.bind("r", decision, {KIND: CHAIN[:4]}, workers)
+        told.add(decision.source.node)
+    assert set(dispatcher._sending) == told
+    assert len(told) == 3
+
+    dispatcher._clock.advance(3_600.0)
+    dispatcher.bind("r", decision, {KIND: CHAIN[:4]}, workers)
+
+    assert set(dispatcher._sending) == {decision.source.node}
 
 
 def test_of_equal_holders_the_least_asked_is_first(dispatcher, seen):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, first_guess, pull_seconds
-from prefixfleet.router.policy import Candidate, Source, best_for, choose
+from prefixfleet.router.policy import LOAD_S, Candidate, Source, best_for, choose
 
 BLOCK_TOKENS = 16
 FAST = LinkSpeed(bytes_per_s=1e9, setup_s=0.001)
@@ -97,6 +97,27 @@ def test_what_the_engine_holds_itself_need_not_be_loaded():
     decision = best_for(1_000, replace(IDLE, hit_blocks=60, own_blocks=50, block_s=0.001))
 
     assert decision.load_s == pytest.approx(0.010)
+
+
+def test_a_load_may_take_as_long_as_computing_its_blocks_would():
+    """The blocks of one prompt may all lie on disk, on a node whose hits are fast on the whole."""
+    decision = best_for(1_000, replace(IDLE, hit_blocks=60, own_blocks=10, block_s=1e-4))
+
+    saved_s = 50 * BLOCK_TOKENS / 1_000.0
+    assert decision.load_within_s == pytest.approx(saved_s)
+    assert (decision.hit_blocks, decision.load_s) == (60, pytest.approx(50e-4))
+
+
+def test_of_a_hit_that_is_sooner_computed_than_loaded_counts_what_comes_in_a_moment():
+    decision = best_for(1_000, replace(IDLE, hit_blocks=60, own_blocks=10, block_s=0.1))
+
+    assert (decision.hit_blocks, decision.load_s, decision.load_within_s) == (12, LOAD_S, LOAD_S)
+    assert decision.total_s == LOAD_S + IDLE.prefill.seconds(1_000, 12 * BLOCK_TOKENS)
+
+
+@pytest.mark.parametrize("hit", [0, 1])
+def test_a_node_has_a_moment_for_what_is_hardly_worth_it(hit):
+    assert best_for(1_000, replace(IDLE, hit_blocks=hit, block_s=0.001)).load_within_s == LOAD_S
 
 
 def test_of_sources_that_hold_as_much_the_one_whose_blocks_are_read_faster_is_pulled_from():

@@ -46,11 +46,11 @@ class Clock:
 class FailingFiles(SlotFiles):
     """The real files on a disk that can be told to fail."""
 
-    broken = False
+    broken: Exception | None = None
 
     def write(self, blocks):
         if self.broken:
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise self.broken
         super().write(blocks)
 
 
@@ -158,16 +158,28 @@ async def test_a_corrupt_block_is_a_miss_and_leaves_with_its_suffix(make_tier, t
 async def test_a_full_disk_stops_the_writes_for_a_while_and_reads_go_on(make_tier, clock):
     tier = await make_tier()
     await tier.store(writes(CHAIN[:2]))
-    tier._files.broken = True
+    tier._files.broken = OSError(errno.ENOSPC, "No space left on device")
 
     assert await tier.store(writes(CHAIN[2:4], first=2)) == []
     assert "No space" in tier.stats()["degraded"]
     assert await tier.load(CHAIN[:2], [slot_memory(), slot_memory()]) == 2
-    tier._files.broken = False
+    tier._files.broken = None
     assert await tier.store(writes(CHAIN[2:4], first=2)) == []
     clock.now += RETRY_S
     assert await tier.store(writes(CHAIN[2:4], first=2)) == CHAIN[2:4]
     assert tier.stats()["degraded"] == ""
+
+
+async def test_a_write_that_fails_in_an_unknown_way_is_told_and_holds_no_slot(make_tier):
+    tier = await make_tier(num_slots=4)
+    await tier.store(writes(CHAIN[:1]))
+    tier._files.broken = MemoryError("no room to encrypt")
+
+    with pytest.raises(MemoryError):
+        await tier.store(writes(CHAIN[1:4], first=1))
+    tier._files.broken = None
+
+    assert await tier.store(writes(CHAIN[1:4], first=1)) == CHAIN[1:4]
 
 
 async def test_writes_stop_at_the_wear_budget_and_go_on_with_time(make_tier, clock):

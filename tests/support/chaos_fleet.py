@@ -150,13 +150,13 @@ class ChaosFleet:
         )
 
     async def until_up(self, name: str) -> None:
-        """Until the process listens, which takes seconds on a busy machine."""
+        """Until it can stand in for others: it listens, and routers send requests to an engine."""
 
         async def listens() -> bool:
             if not self.processes[name].running:
                 log = (self.folder / f"{name}.log").read_text(errors="replace")
                 raise AssertionError(f"{name} ended at its start: {log[-2000:]}")
-            if name in self.real_names:
+            if name in self.real_names + self.fast_names:
                 return await self._is_served(name)
             try:
                 if name in self.ports:
@@ -171,16 +171,17 @@ class ChaosFleet:
         await until(listens, UP_S)
 
     async def _is_served(self, engine: str) -> bool:
-        """Whether a router sends requests to a real engine."""
-        limit = aiohttp.ClientTimeout(total=5)
+        """Whether every router that answers sends requests to an engine; one at least does."""
+        limit, answers = aiohttp.ClientTimeout(total=5), []
         async with aiohttp.ClientSession(timeout=limit) as session:
             for url in self.router_urls():
                 with contextlib.suppress(TimeoutError, aiohttp.ClientError, OSError):
                     async with session.get(f"{url}/status") as response:
                         workers = (await response.json())["workers"]
-                    if (engine, "ready") in {(w["worker"], w["state"]) for w in workers}:
-                        return True
-        return False
+                    answers.append(
+                        (engine, "ready") in {(w["worker"], w["state"]) for w in workers}
+                    )
+        return bool(answers) and all(answers)
 
     def pool_file(self, node: str) -> Path:
         return SHARED_MEMORY / f"{pool_prefix(self.folder)}{node}"

@@ -1,7 +1,7 @@
 """A node that replicates, in a process of its own, told what to do line by line.
 
-Usage: collective_host.py NAME MODE HOST FILE BLOCKS BLOCK_BYTES STALL_S. Prints its contact; then
-answers each line, a list of a word and arguments in JSON, with one line of JSON.
+Usage: collective_host.py NAME MODE HOST FILE BLOCKS BLOCK_BYTES STALL_S [DEVICE]. Prints its
+contact; then answers each line, a list of a word and arguments in JSON, with one line of JSON.
 """
 
 import asyncio
@@ -32,7 +32,15 @@ class Host:
     """The node. Owned by the process."""
 
     def __init__(
-        self, name: str, mode: str, host: str, file: str, blocks: int, size: int, stall_s: float
+        self,
+        name: str,
+        mode: str,
+        host: str,
+        file: str,
+        blocks: int,
+        size: int,
+        stall_s: float,
+        device: str,
     ) -> None:
         layout = SlotLayout(payload_bytes=size - HEADER_BYTES)
         self.chain = chain(blocks)
@@ -42,7 +50,7 @@ class Host:
         self.link = TcpLink(node=name, secret=SECRET)
         self.host = host
         self.members: list[Member] = []
-        self.worker = CollectiveWorker(Path(file))
+        self.worker = CollectiveWorker(Path(file), device)
         part = Part(
             pool=self.node.pool,
             segment=self.node.segment,
@@ -146,5 +154,6 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    name, mode, host, file, blocks, size, stall_s = sys.argv[1:]
-    asyncio.run(Host(name, mode, host, file, int(blocks), int(size), float(stall_s)).run())
+    name, mode, host, file, blocks, size, stall_s, *device = sys.argv[1:]
+    numbers = (int(blocks), int(size), float(stall_s))
+    asyncio.run(Host(name, mode, host, file, *numbers, "".join(device)).run())

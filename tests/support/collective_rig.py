@@ -90,6 +90,7 @@ class Nodes:
         blocks: int = 8,
         block_bytes: int = 65536,
         stall_s: float = 3.0,
+        devices: Sequence[str] = (),
     ) -> AsyncIterator[Self]:
         """One of each mode."""
         nodes: list[Node] = []
@@ -99,6 +100,7 @@ class Nodes:
                 process = await asyncio.create_subprocess_exec(
                     *(sys.executable, str(SCRIPT), name, mode, "127.0.0.1", str(file)),
                     *map(str, (blocks, block_bytes, stall_s)),
+                    *devices[number : number + 1],
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                 )

@@ -48,9 +48,9 @@ class Daemons:
         self._thread.join(CALL_S)
         self._loop.close()
 
-    def start(self, name: str = "a", pool_bytes: int = 8 << 20) -> Path:
+    def start(self, name: str = "a", pool_bytes: int = 8 << 20, **changes: Any) -> Path:
         """A daemon; the path of its socket."""
-        settings = settings_of(self._folder, name, pool_bytes=pool_bytes)
+        settings = settings_of(self._folder, name, pool_bytes=pool_bytes, **changes)
         self._nodes[name] = self.call(self._enter(settings))
         return settings.socket_path
 

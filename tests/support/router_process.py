@@ -50,7 +50,7 @@ async def router_process(
 
 async def announced(rig: Rig, *engines: FakeEngine) -> None:
     """Put ``engines`` into the registry of the rig's fleet."""
-    registry = WorkerRegistry(rig.redis_url, rig.fleet)
+    registry = WorkerRegistry(rig.redis_url, rig.fleet, timeout_s=20)
     for engine in engines:
         await registry.announce(engine.record(), ttl_s=600)
     await registry.close()

@@ -62,15 +62,17 @@ class Rig:
         **settings: Any,
     ) -> Router:
         """Start a router and wait until ``ready`` workers (all by default) may be used."""
-        self.index = RedisIndex(self.redis_url, self.fleet, lease_s=LEASE_S)
-        self.registry = WorkerRegistry(self.redis_url, self.fleet)
+        self.index = RedisIndex(self.redis_url, self.fleet, lease_s=LEASE_S, timeout_s=20)
+        self.registry = WorkerRegistry(self.redis_url, self.fleet, timeout_s=20)
         self.stack.push_async_callback(self.index.close)
         self.stack.push_async_callback(self.registry.close)
         records = [e.record() for e in engines] if records is None else records
         await self.announce(*records)
-        orders = WorkerOrders(self.redis_url, self.fleet, SECRET)
+        orders = WorkerOrders(self.redis_url, self.fleet, SECRET, timeout_s=20)
         self.stack.push_async_callback(orders.close)
-        loads = LoadBoard(self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic)
+        loads = LoadBoard(
+            self.redis_url, self.fleet, secrets.token_hex(8), time.monotonic, timeout_s=20
+        )
         self.stack.push_async_callback(loads.close)
         polls = PollRights(self.redis_url, self.fleet, secrets.token_hex(8), timeout_s=20)
         self.stack.push_async_callback(polls.close)

@@ -22,7 +22,7 @@ START_S = 60.0
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet)
+    index = RedisIndex(redis_url, fleet, timeout_s=20)
     yield index
     await index.close()
 

@@ -48,7 +48,10 @@ async def test_nodes_publish_again_and_the_router_sees_them_again(folder, tmp_pa
     with hold_port("127.0.0.1") as held:
         port = held.getsockname()[1]
     server = start_redis(tmp_path, password, port)
-    index, router_index = RedisIndex(server.url, "f"), RedisIndex(server.url, "f")
+    index, router_index = (
+        RedisIndex(server.url, "f", timeout_s=20),
+        RedisIndex(server.url, "f", timeout_s=20),
+    )
     view = View(time.monotonic)
     feed = asyncio.create_task(Feed(router_index, view, Degraded(time.monotonic)).run())
     chain = fresh_chain(20)

@@ -20,7 +20,11 @@ async def test_a_pull_makes_it_hot_and_the_others_get_every_block_that_is_right(
         for node in others:
             assert (await nodes.counted(node, "received"))["blocks"] == 8
         state = await nodes.counted(nodes.source, "broadcasts")
-        assert state["counters"] == {"broadcasts": 1, "sent_bytes": 2 * 8 * 65536}
+        assert state["counters"] == {
+            "broadcasts": 1,
+            "by_gloo": 1,
+            "sent_bytes": 2 * 8 * 65536,
+        }
 
         await asyncio.gather(*(node.do("evict") for node in nodes.others))
         with nodes.source.file.open("r+b") as file:

@@ -80,6 +80,32 @@ async def test_the_longest_pull_leaves_room_for_a_short_one():
     assert (beside.done(), elsewhere.done()) == (True, True)
 
 
+async def test_a_short_portion_waits_for_short_ones_only():
+    flow = Flow(max_bytes=400, max_peer_bytes=160)  # short: 10, of 40 at once
+    long = [await entering(flow, "a", 80) for _ in range(3)]
+    short = [await entering(flow, "a", 10) for _ in range(5)]
+    await settle()
+
+    assert [task.done() for task in long] == [True, True, False]
+    assert [task.done() for task in short] == [True, True, True, True, False]
+    short[0].result().leave()
+    await settle()
+    assert (short[4].done(), long[2].done()) == (True, False)
+    assert flow.bytes == 160 + 40
+
+
+async def test_short_portions_in_the_background_wait_for_long_ones():
+    flow = Flow(max_bytes=400, max_peer_bytes=160)
+    long = [await entering(flow, "a", 80) for _ in range(2)]
+    background = await entering(flow, "a", 10, background=BACKGROUND)
+    await settle()
+
+    assert not background.done()
+    long[0].result().leave()
+
+    assert (await background).size_bytes == 10
+
+
 async def test_background_gives_way_whatever_it_has_moved():
     flow = Flow(max_bytes=40, max_peer_bytes=40)
     running = await entering(flow, "a", 40)

@@ -13,6 +13,7 @@ from prefixfleet.transfer.flow import Flow
 from prefixfleet.transfer.gather import MISSING
 from prefixfleet.transfer.inproc import Faults
 from prefixfleet.transfer.messages import Leased
+from prefixfleet.transfer.peers import MAX_PER_PEER
 from prefixfleet.transfer.pull import POOL_FULL, Puller
 
 CHAIN = chain(40)
@@ -511,6 +512,51 @@ async def test_a_short_pull_overtakes_a_long_one(monkeypatch):
         assert short.blocks == 2
         assert not long.done()
         assert (await long).blocks == 40
+
+
+def hold_long_reads(link, longest_bytes):
+    """Reads of more bytes wait for the event; the list has one entry for each of them."""
+    held, go, connect = [], asyncio.Event(), link.connect
+
+    async def connect_held(contact, *, deadline):
+        peer = await connect(contact, deadline=deadline)
+        read = peer.read
+
+        async def read_held(ranges, targets, **options):
+            if sum(part.length for part in ranges) > longest_bytes:
+                held.append(ranges)
+                await go.wait()
+            await read(ranges, targets, **options)
+
+        peer.read = read_held
+        return peer
+
+    link.connect = connect_held
+    return held, go
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("longs", [2, MAX_PER_PEER])
+async def test_long_pulls_from_one_source_leave_room_for_a_short_one(kind, longs, monkeypatch):
+    """However many they are: they fill the bytes, or the places, that pulls from a source have."""
+    monkeypatch.setattr("prefixfleet.transfer.pull.PORTION_BYTES", 16 * LAYOUT.slot_bytes)
+    monkeypatch.setattr("prefixfleet.transfer.source.ALONG_BYTES", 0)
+    flow = Flow(max_bytes=128 * LAYOUT.slot_bytes, max_peer_bytes=64 * LAYOUT.slot_bytes)
+    async with PullRig.of(kind, slots=520, flow=flow) as rig:
+        source = PoolNode("source", slots=520, max_leased_slots=520)
+        chains, short = [chain(64, f"long-{i}") for i in range(longs)], chain(4, "short")
+        for hashes in (*chains, short):
+            source.fill(hashes)
+        contacts = await rig.serve(source)
+        held, go = hold_long_reads(rig.link, 4 * LAYOUT.slot_bytes)
+        pulls = [asyncio.create_task(rig.pull(contacts, hashes, seconds=60)) for hashes in chains]
+        await until(lambda: len(held) == 4 and len(source.server.leases) == longs)
+
+        assert (await rig.pull(contacts, short, seconds=10)).blocks == 4
+
+        assert len(held) == 4  # the bounds hold: no long one went on
+        go.set()
+        assert [(await pull).blocks for pull in pulls] == [64] * longs
 
 
 @pytest.mark.parametrize("kind", NETWORK_KINDS)

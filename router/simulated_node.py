@@ -1,7 +1,7 @@
 """One node of a simulated fleet: its real pool and books, its modelled engine and link."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefixfleet.router.view import View
 from prefixfleet.store import watermark
@@ -20,9 +20,12 @@ class SimulatedNode:
     number: int
     member: Membership
     pool: SlotPool
-    mark: Watermark
+    mark: Watermark = field(init=False)
     busy_until: float = 0.0
     sending_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.mark = watermark.start(self.pool.num_slots, 0.0)
 
     def compute(self, ready_s: float, seconds: float) -> float:
         """When a prefill of ``seconds`` ends: one at a time, this one not before ``ready_s``."""

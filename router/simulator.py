@@ -25,7 +25,6 @@ from prefixfleet.router.simulated_replication import Broadcasts
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
-from prefixfleet.store import watermark
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
@@ -205,8 +204,7 @@ class Simulation:
     def _pull(
         self, decided: Dispatched, chain: list[BlockHash], local: int, loaded: float
     ) -> tuple[int, float]:
-        """Blocks that come from the planned source, and when they and the ``local`` are there,
-        which are ``loaded`` before."""
+        """Blocks from the planned source, and when they are there, and the ``local`` too."""
         plan, block_s = decided.plan, self.fleet.hit_block_s
         if not plan.source:
             return 0, loaded
@@ -215,9 +213,8 @@ class Simulation:
         if there <= 0 or plan.source_epoch != source.member.epoch:
             return 0, loaded
         if not local:
-            self.broadcasts.leased(
-                source, decided.worker.record.node, chain[:there], self.clock.now
-            )
+            asker = decided.worker.record.node
+            self.broadcasts.leased(source, asker, chain[:there], self.clock.now)
         hardware = self.fleet.hardware
         seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
         return there, source.send(loaded, hardware.link_setup_s, seconds)
@@ -226,9 +223,9 @@ class Simulation:
         running.charge.close()
         if not self._book.load(running.worker).queued_requests:
             self._free.add(running.worker)
-        node, chain = running.node, running.chain
         running.pin.release()
-        self._publish(node, node.store(chain, self.view, self.clock.now))
+        new = running.node.store(running.chain, self.view, self.clock.now)
+        self._publish(running.node, new)
         self._look()
 
     def _publish(self, node: SimulatedNode, new: tuple[BlockHash, ...]) -> None:
@@ -246,8 +243,7 @@ class Simulation:
     def _join(self, number: int) -> SimulatedNode:
         member = Membership(f"node-{number}", 1, number)
         self.view.apply(IndexEvent("join", member))
-        mark = watermark.start(self.fleet.blocks_per_node, self.clock())
-        return SimulatedNode(number, member, self._pool(), mark)
+        return SimulatedNode(number, member, self._pool())
 
     def _pool(self) -> SlotPool:
         return self.fleet.pool(self.clock)

@@ -94,8 +94,7 @@ class Watched(Simulation):
 
     def _join(self, number):
         node = super()._join(number)
-        fields = {f.name: getattr(node, f.name) for f in dataclasses.fields(node)}
-        return WatchedNode(**fields, ledger=self.ledger)
+        return WatchedNode(node.number, node.member, node.pool, ledger=self.ledger)
 
     def _arrive(self, arrival):
         chain = chain_of(arrival.prompt)[: (arrival.prompt.tokens - 1) // BLOCK_TOKENS]

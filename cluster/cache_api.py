@@ -7,10 +7,11 @@ five; the contract is `tests/contracts/test_cache_api.py`. What engines can and 
   the router's plan, keeps salts and adapters apart. Runs here, on CPU.
 - SGLang: `cluster.sglang_backend`, a HiCache storage. Loads in the engine's prefetch thread, pulls
   from whom the index names. Checked against the engine's interface; no SGLang engine was run.
-- TensorRT-LLM: `cluster.trtllm_connector`, its connector interface. One rank, blocks of this node
-  only (no pulls), no LoRA, no images; loads and saves hold up the forward pass. The interface knows
-  no failed load, so a block is promised once its bytes are proved and in the process. Tested in the
-  published order of calls against a description of the interface; no TensorRT-LLM was run.
+- TensorRT-LLM: `cluster.trtllm_connector`, its connector interface. One rank, blocks in this node's
+  memory only (no pulls, nothing from its disk: loads and saves hold up the forward pass), no LoRA,
+  no images. The interface knows no failed load, so a block is promised once its bytes are proved
+  and in the process. Tested in the published order of calls against a description of the
+  interface; no TensorRT-LLM was run.
 """
 
 import contextlib

@@ -111,7 +111,7 @@ async def test_other_engines_are_served_while_one_sends_junk(daemon):
 
 
 async def test_an_engine_that_never_says_hello_is_let_go(daemon, monkeypatch):
-    monkeypatch.setattr("prefixfleet.cluster.engine_server.HELLO_S", HELLO_LATER)
+    monkeypatch.setattr("prefixfleet.cluster.engine_session.HELLO_S", HELLO_LATER)
     reader, writer = await asyncio.open_unix_connection(daemon.settings.socket_path)
 
     assert await closed(reader) == b""
@@ -132,7 +132,7 @@ async def test_one_connection_too_many_is_refused(daemon, monkeypatch):
 
 
 async def test_an_engine_that_does_not_read_its_answers_is_dropped(daemon, monkeypatch):
-    monkeypatch.setattr("prefixfleet.cluster.engine_server.ANSWER_S", 0.05)
+    monkeypatch.setattr("prefixfleet.cluster.engine_session.ANSWER_S", 0.05)
     async with PlainEngine.connected(daemon.settings.socket_path) as engine:
         chain = fresh_chain(100)
         await engine.put(chain)

@@ -44,7 +44,7 @@ class Rendered:
     def continued(self, count: int, rest: Sequence[int]) -> "Rendered":
         """The prompt that shares the first ``count`` tokens and goes on with ``rest``."""
         token_ids = array("I", self.token_ids[:count])
-        token_ids.extend(rest)
+        token_ids.extend(array("I", rest))  # one step, not one for each
         chains = {
             (root, size): chain[: count // size] for (root, size), chain in self._chains.items()
         }

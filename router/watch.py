@@ -149,7 +149,7 @@ class Passage(Struct, frozen=True, kw_only=True):
         reused = sum(blocks) * block_tokens
         computed = max(0, self.prompt.tokens - reused)
         metrics = self.router.metrics
-        counts = [*(count * block_tokens for count in blocks), computed]
+        counts = [*[count * block_tokens for count in blocks], computed]
         for source, count in zip(ORIGINS, counts, strict=True):
             if count:
                 metrics.labelled(metrics.prompt_tokens, source, basis).inc(count)

@@ -32,7 +32,8 @@ from bench_restarts import measure_restarts
 from chats import write_model
 from redis_servers import new_fleet, running_server
 
-CASES = (("plain", 64), ("stream", 64), ("pace_20", 1), ("pace_20", 64), ("pace_100", 1_000))
+CASES = (("plain", 64), ("stream", 64), ("pace_1", 1), ("pace_20", 64), ("pace_100", 1_000))
+LEAST_ALONE = 50  # answers of one connection: of two, one would be cold
 PYTHON = ("python",)
 RUST = ("vllm-router", "sglang-router")
 BARE = ("bare",)  # what a proxy in Python costs that does nothing at all
@@ -63,7 +64,7 @@ def main() -> None:
 def summary(proxies: dict[str, dict[str, Figures]]) -> dict[str, float | None]:
     """The ratios that the goals are about; None for what was not started."""
     streams, plain, many = proxies["stream_64"], proxies["plain_64"], proxies["pace_100_1000"]
-    few, some = proxies["pace_20_1"], proxies["pace_20_64"]
+    few, some = proxies["pace_1_1"], proxies["pace_20_64"]
     return {
         "rps_over_python_proxy": _over_best(streams, PYTHON),
         "plain_over_python_proxy": _over_best(plain, PYTHON),
@@ -137,8 +138,9 @@ def compare(
 def once(proxy: Proxy | None, direct: str, connections: int, seconds: float, kind: str) -> Figures:
     """One load; ``cpu_us`` is the proxy's processor time a request."""
     before = proxy.cpu_s() if proxy else 0.0
+    least = LEAST_ALONE if connections == 1 else 0
     result: dict[str, Any] = json.loads(
-        load(proxy.url if proxy else direct, connections, seconds, kind)
+        load(proxy.url if proxy else direct, connections, seconds, kind, least)
     )
     if proxy:
         result["cpu_us"] = 1e6 * (proxy.cpu_s() - before) / max(1, result["requests"])

@@ -1,8 +1,9 @@
 """A closed-loop load generator on raw connections, in a process of its own.
 
-``python bench_client.py URL CONNECTIONS SECONDS KIND`` prints one JSON object: requests a second,
-percentiles of whole answers and of first bytes in ms, errors. KIND is plain, stream, or pace_MS
-for a stream of an event every so many milliseconds.
+``python bench_client.py URL CONNECTIONS SECONDS KIND [LEAST]`` prints one JSON object: requests a
+second, percentiles of whole answers and of first bytes in ms, errors. KIND is plain, stream, or
+pace_MS for a stream of an event every so many milliseconds. With LEAST it goes on until it has so
+many answers, after `WARM_UP` that do not count.
 """
 
 import asyncio
@@ -17,6 +18,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 PREFIXES = 32
+WARM_UP = 5
 MARK = "group 00000000"
 """In every question; `_Load` puts a number there, so that no prompt comes twice."""
 LIMIT_S = 120.0
@@ -58,7 +60,7 @@ class _Connection(asyncio.Protocol):
         self._ask()
 
     def _ask(self) -> None:
-        if time.perf_counter() >= self._load.until:
+        if self._load.is_over():
             self._transport.close()
             return
         self._seen, self._first = b"", 0.0
@@ -72,8 +74,7 @@ class _Connection(asyncio.Protocol):
         if not _is_whole(self._seen):
             return
         if self._seen.startswith(b"HTTP/1.1 200"):
-            self._load.whole_ms.append(1_000 * (now - self._started))
-            self._load.first_ms.append(1_000 * (self._first - self._started))
+            self._load.note(now - self._started, self._first - self._started)
         else:
             self._load.errors += 1
         self._ask()
@@ -85,7 +86,7 @@ class _Connection(asyncio.Protocol):
 
 
 class _Load:
-    def __init__(self, url: str, kind: str, connections: int, until: float) -> None:
+    def __init__(self, url: str, kind: str, connections: int, until: float, least: int) -> None:
         parts = urlsplit(url)
         head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {parts.netloc}\r\n"
         self._requests = [
@@ -94,6 +95,7 @@ class _Load:
         ]
         self._number = count(random.randrange(10**8))  # nor did an earlier load ask the same
         self.until = until
+        self._least, self._to_skip = least, WARM_UP if least else 0
         self.whole_ms: list[float] = []
         self.first_ms: list[float] = []
         self.errors = 0
@@ -104,6 +106,16 @@ class _Load:
         number = next(self._number)
         request = self._requests[number % len(self._requests)]
         return request.replace(MARK.encode(), b"group %08d" % (number % 10**8))
+
+    def is_over(self) -> bool:
+        return time.perf_counter() >= self.until and len(self.whole_ms) >= self._least
+
+    def note(self, whole_s: float, first_s: float) -> None:
+        if self._to_skip:
+            self._to_skip -= 1
+            return
+        self.whole_ms.append(1_000 * whole_s)
+        self.first_ms.append(1_000 * first_s)
 
     def ended(self) -> None:
         self._open -= 1
@@ -127,12 +139,12 @@ def percentile(values: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-async def _main(url: str, connections: int, seconds: float, kind: str) -> None:
+async def _main(url: str, connections: int, seconds: float, kind: str, least: int) -> None:
     parts = urlsplit(url)
     assert parts.hostname
     loop = asyncio.get_running_loop()
     started = time.perf_counter()
-    load = _Load(url, kind, connections, started + seconds)
+    load = _Load(url, kind, connections, started + seconds, least)
     for _ in range(connections):
         await loop.create_connection(lambda: _Connection(load), parts.hostname, parts.port or 80)
     await asyncio.wait_for(load.done.wait(), LIMIT_S)
@@ -151,4 +163,5 @@ async def _main(url: str, connections: int, seconds: float, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4]))
+    fewest = int(sys.argv[5]) if len(sys.argv) > 5 else 0
+    uvloop.run(_main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), sys.argv[4], fewest))

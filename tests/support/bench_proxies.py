@@ -72,11 +72,11 @@ def upstreams(folder: Path, count: int) -> Iterator[list[str]]:
         yield [_first_line(child) for child in children]
 
 
-def load(url: str, connections: int, seconds: float, kind: str) -> str:
-    """What the load generator printed, run on the last core."""
+def load(url: str, connections: int, seconds: float, kind: str, least: int = 0) -> str:
+    """What the load generator printed, run on the last core; ``least`` answers at least."""
     command = ["taskset", "-c", str(CORES[-1]), sys.executable, str(HERE / "bench_client.py")]
     done = subprocess.run(
-        [*command, url, str(connections), str(seconds), kind],
+        [*command, url, str(connections), str(seconds), kind, str(least)],
         capture_output=True,
         text=True,
         timeout=seconds + 150,

@@ -7,7 +7,8 @@ from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pool_host import PoolHost
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.transfer.collective import Mode, Replicator
+from prefixfleet.store.replication import Mode
+from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.collective_group import Member, Part
 from prefixfleet.transfer.collective_worker import CollectiveWorker
 from prefixfleet.transfer.link import Link

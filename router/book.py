@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from prefixfleet.router.journal import Journal
 
+NEVER = float("-inf")
 DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
 
 
@@ -109,6 +110,7 @@ class Book:
         self._pages: dict[str, _Page] = {}
         self._others: Mapping[str, Load] = {}
         self._heard_s = 0.0
+        self._promised: dict[str, float] = {}
         self.journal = Journal()
         self.decode_s = 0.0  # how long a request decodes, on average; 0 before the first ended
 
@@ -119,6 +121,9 @@ class Book:
             return _NO_LOAD
         now = self._clock()
         own = page.load(now) if page else _NO_LOAD
+        if promised_s := self._promised.get(worker):
+            busy = self._prefills_end_s(worker) > NEVER
+            own += Load(busy_s=promised_s if busy else 0.0)
         if others:
             left_s = max(0.0, others.busy_s - (now - self._heard_s))
             return own + Load(others.queued_tokens, others.queued_requests, others.decoding, left_s)
@@ -126,11 +131,34 @@ class Book:
 
     def free_at_s(self, worker: str) -> float:
         """When the prefills on ``worker`` are done by their estimates, or later: the same until
-        its load changes. Minus infinity if there are none."""
+        its load changes. `NEVER` if there are none."""
+        free_at_s = self._prefills_end_s(worker)
+        if (promised_s := self._promised.get(worker)) and free_at_s > NEVER:
+            return max(free_at_s, self._clock()) + promised_s
+        return free_at_s
+
+    def _prefills_end_s(self, worker: str) -> float:
         page, others = self._pages.get(worker), self._others.get(worker)
-        own_s = page.since_s + page.expected_s if page and page.waiting else float("-inf")
-        theirs_s = self._heard_s + others.busy_s if others and others.busy_s else float("-inf")
+        own_s = page.since_s + page.expected_s if page and page.waiting else NEVER
+        theirs_s = self._heard_s + others.busy_s if others and others.busy_s else NEVER
         return max(own_s, theirs_s)
+
+    @contextmanager
+    def promising(self) -> Iterator[Callable[[str, float], None]]:
+        """A way to say, until the block ends, that a busy worker is wanted for so many seconds
+        more by requests that wait for it: whoever is judged next finds it so much busier. For
+        one moment of the clock; no two at once."""
+
+        def promise(worker: str, seconds: float) -> None:
+            self._promised[worker] = self._promised.get(worker, 0.0) + seconds
+            self.journal.note(worker)
+
+        try:
+            yield promise
+        finally:
+            for worker in self._promised:
+                self.journal.note(worker)
+            self._promised = {}
 
     def sequences_at(self, worker: str, at_s: float) -> int:
         """Sequences that ``worker`` will generate at ``at_s``, if prefills in flight are over then.

@@ -11,14 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefixfleet.router.book import Book
+from prefixfleet.router.book import NEVER, Book
 from prefixfleet.router.estimate import PrefillModel
 from prefixfleet.router.worker import Worker
 
 Links = dict[str, Any] | None
 """What a worker's node has measured of its links, as its record says; None for nothing."""
-
-NEVER = float("-inf")
 
 
 @dataclass(slots=True, eq=False)

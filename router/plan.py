@@ -43,7 +43,7 @@ from prefixfleet.store.errors import ConfigError
 def parser() -> argparse.ArgumentParser:
     """Command line."""
     p = argparse.ArgumentParser(prog="prefixfleet plan", description=__doc__.splitlines()[0])
-    p.add_argument("--trace", type=Path, required=True, help="Mooncake's or Qwen-Bailian's form")
+    p.add_argument("--trace", type=Path, required=True, help="Mooncake, Qwen-Bailian or OpenAI log")
     p.add_argument(
         "--model", type=Path, required=True, help="config.json of the model, or its folder"
     )
@@ -73,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if (options.gb_month is None) != (options.node_hour is None):
             raise ConfigError("--gb-month and --node-hour: one price alone compares with nothing")
         config = read_config(options.model)
-        arrivals = speed_up(block_trace(options.trace, options.limit), options.speed)
+        arrivals = block_trace(options.trace, options.limit, _warn)
+        arrivals = speed_up(arrivals, options.speed)
         plan = make_plan(options, config, arrivals)
     except ConfigError as error:
         Console(stderr=True).print(f"prefixfleet plan: {error}", style="red", markup=False)
@@ -131,6 +132,10 @@ def _hardware(options: argparse.Namespace) -> Hardware:
     if options.bandwidth:
         return dataclasses.replace(hardware, link_bytes_per_s=options.bandwidth * GB)
     return hardware
+
+
+def _warn(what: str) -> None:
+    Console(stderr=True).print(f"prefixfleet plan: {what}", style="yellow", markup=False)
 
 
 def _count(text: str) -> int:

@@ -60,7 +60,6 @@ async def replay(
         started = time.monotonic()
 
         async def one(arrival: Arrival, due_s: float) -> Sample:
-            await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
             prompt = prompt_of(
                 arrival, length=options.length, style=options.prompts, seed=options.seed
             )
@@ -73,7 +72,11 @@ async def replay(
             progress.advance(bar)
             return sample
 
-        samples = await asyncio.gather(*map(one, arrivals, due))
+        running = []
+        for arrival, due_s in zip(arrivals, due, strict=True):  # begun when due: a trace is long
+            await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
+            running.append(asyncio.create_task(one(arrival, due_s)))
+        samples = await asyncio.gather(*running)
         return samples, time.monotonic() - started
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,9 +24,11 @@ from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulated_fleet import Fleet, Served
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
+from prefixfleet.router.text_blocks import BLOCK_TOKENS, BYTES_PER_TOKEN
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.orders import new_order
+from prefixfleet.store.replication import Mode
 
 MEMORY_TOKENS = 3_000_000
 OURS = "ours"
@@ -74,16 +76,26 @@ def simulate(
     wall_s = time.perf_counter() - started
     simulation.check()
     limit_s = fleet.ttft_slo_s if ttft_slo_s is None else ttft_slo_s
-    return summarise(served, ttft_slo_s=limit_s), wall_s
+    figures = summarise(served, ttft_slo_s=limit_s)
+    if fleet.replication is not Mode.OFF:
+        figures["replication"] = dict(simulation.broadcasts.counters)
+    return figures, wall_s
 
 
-def block_trace(path: Path, limit: int | None) -> list[Arrival]:
-    """A trace of block ids. Raises `ConfigError` for one of texts, which cannot be simulated."""
-    arrivals = read_trace(path, limit=limit)
-    if not all(isinstance(a.prompt, SharedBlocks) for a in arrivals):
+def block_trace(path: Path, limit: int | None, tell: Callable[[str], None]) -> list[Arrival]:
+    """A trace as block ids, prompts of text too; ``tell`` hears how those are guessed. Raises
+    `ConfigError` for one whose blocks are not all of one size."""
+    arrivals = read_trace(path, limit=limit, as_blocks=True)
+    sizes = {a.prompt.block_tokens for a in arrivals if isinstance(a.prompt, SharedBlocks)}
+    if len(sizes) > 1:
         raise ConfigError(
-            f"trace {path}: it holds prompts, not block ids; replay it against a live fleet, or "
-            "use a trace in Mooncake's or Qwen-Bailian's form"
+            f"trace {path}: blocks of {sorted(sizes)} tokens in one file, expected one size; "
+            "traces of different forms are simulated one by one"
+        )
+    if sizes == {BLOCK_TOKENS}:
+        tell(
+            f"trace {path} holds prompts: {BYTES_PER_TOKEN} bytes of text count as a token, "
+            f"{BLOCK_TOKENS} tokens as a block"
         )
     return arrivals
 
@@ -116,6 +128,14 @@ def parser() -> argparse.ArgumentParser:
         "--storm", type=positive, nargs="+", default=[], metavar="SECONDS",
         help="when 200 requests about one new text come",
     )  # fmt: skip
+    p.add_argument(
+        "--storm-lead", type=positive, default=0.0, metavar="SECONDS",
+        help="by which the first of them is ahead of the others",
+    )  # fmt: skip
+    p.add_argument(
+        "--replication", type=Mode, choices=list(Mode), nargs="+", default=[Mode.OFF],
+        help="what nodes do with a hot prefix, as their setting `collective` says",
+    )  # fmt: skip
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds; above is refused")
     p.add_argument("--limit", type=int)
@@ -136,8 +156,13 @@ def engines_of(options: argparse.Namespace, console: Console) -> Learned:
         return Learned(LLAMA_70B, PRESETS[options.hardware][0], None, ())
     found = calibration(options.calibrate, options.api_key)
     for what in found.assumed:
-        console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
+        warn(console, what)
     return found
+
+
+def warn(console: Console, what: str) -> None:
+    """Say what was assumed."""
+    console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
 
 
 def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -> Fleet:
@@ -156,19 +181,23 @@ def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -
 
 
 def variants(options: argparse.Namespace, base: Fleet) -> Iterator[tuple[str, Fleet]]:
-    """A fleet for each policy and bandwidth, by name: that of the policy, where there is one
-    bandwidth only."""
+    """A fleet for each policy, bandwidth and way to replicate; in its name is what differs."""
     speeds = options.bandwidth or [base.hardware.link_bytes_per_s / GB]
-    for name, gb_per_s in itertools.product(options.policy, speeds):
+    modes = options.replication
+    for name, gb_per_s, mode in itertools.product(options.policy, speeds, modes):
         ours = name == OURS
+        named = [name]
+        named += [f"{gb_per_s:g} GB/s"] if len(speeds) > 1 else []
+        named += [f"replication {mode}"] if len(modes) > 1 else []
         yield (
-            name if len(speeds) == 1 else f"{name}, {gb_per_s:g} GB/s",
+            ", ".join(named),
             dataclasses.replace(
                 base,
                 hardware=dataclasses.replace(base.hardware, link_bytes_per_s=gb_per_s * GB),
                 policy=POLICIES[name](),
                 unbound=ours,
                 order=partial(new_order, "value" if ours else "lru"),
+                replication=mode,
             ),
         )
 
@@ -188,13 +217,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(stderr=True)
     try:
         engines = engines_of(checked(options), console)
-        arrivals = speed_up(block_trace(options.trace, options.limit), options.speed)
+        arrivals = block_trace(options.trace, options.limit, partial(warn, console))
+        arrivals = speed_up(arrivals, options.speed)
     except ConfigError as error:
         console.print(f"prefixfleet simulate: {error}", style="red", markup=False)
         return 2
     first = arrivals[0].prompt
     assert isinstance(first, SharedBlocks)
-    arrivals = with_storms(arrivals, options.storm, seed=options.seed)
+    arrivals = with_storms(arrivals, options.storm, seed=options.seed, lead_s=options.storm_lead)
     fleets = list(variants(options, fleet_of(options, engines, first.block_tokens)))
     results = {}
     for name, fleet in track(fleets, "simulating", console=console):

@@ -17,6 +17,7 @@ from prefixfleet.store.eviction_value import ValueOrder
 from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
+from prefixfleet.store.replication import Mode
 
 NAMESPACE = b"simulated"
 MAX_HASHES = 1 << 20
@@ -37,6 +38,7 @@ class Fleet:
     ttft_slo_s: float = math.inf  # a request whose estimate is above is refused at once
     seed: int = 0
     order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
+    replication: Mode = Mode.OFF
 
     @property
     def block_bytes(self) -> int:

@@ -1,13 +1,16 @@
 """One node of a simulated fleet: its real pool and books, its modelled engine and link."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from prefixfleet.router.view import View
+from prefixfleet.store import watermark
 from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.holds import Victims
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.watermark import Watermark
 
 
 @dataclass(slots=True)
@@ -17,8 +20,12 @@ class SimulatedNode:
     number: int
     member: Membership
     pool: SlotPool
+    mark: Watermark = field(init=False)
     busy_until: float = 0.0
     sending_until: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.mark = watermark.start(self.pool.num_slots, 0.0)
 
     def compute(self, ready_s: float, seconds: float) -> float:
         """When a prefill of ``seconds`` ends: one at a time, this one not before ``ready_s``."""
@@ -30,7 +37,7 @@ class SimulatedNode:
         self.sending_until = max(ready_s, self.sending_until) + setup_s + seconds
         return self.sending_until
 
-    def store(self, chain: list[BlockHash], view: View) -> tuple[BlockHash, ...]:
+    def store(self, chain: list[BlockHash], view: View, now: float) -> tuple[BlockHash, ...]:
         """Keep the chain of a prompt that was computed here; the blocks that are new.
 
         What must go for it is gone from ``view`` at once.
@@ -40,7 +47,22 @@ class SimulatedNode:
             missing = self._admit(chain, len(here.hashes), view)
             parent = here.hashes[-1] if here.hashes else b""
             with self.pool.reserve(parent, missing) as reservation:
+                self._follow(now, taken=len(missing))
                 return tuple(block for block in missing if reservation.commit(block))
+
+    def keep_free(self, now: float, view: View) -> None:
+        """Have as many slots free as the mark says. A node has them before they are needed; here
+        those blocks stay until they must go."""
+        self._follow(now)
+        missing = self.mark.keep_free - self.pool.free_slots
+        self._leave(self.pool.choose_victims(max(0, missing)), view)
+
+    def _follow(self, now: float, taken: int = 0) -> None:
+        self.mark = watermark.follow(self.mark, taken=taken, waiting=0, refused=0, now=now)
+
+    def _leave(self, victims: Victims, view: View) -> None:
+        view.apply(IndexEvent("withdraw", self.member, victims.hashes))
+        self.pool.free(victims)
 
     def _admit(self, chain: list[BlockHash], held: int, view: View) -> list[BlockHash]:
         """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
@@ -49,8 +71,7 @@ class SimulatedNode:
             others = {b: view.holders(b) - {self.member.node} for b in pool.soon(ASKED_BLOCKS)}
             pool.note_copies({block: len(nodes) for block, nodes in others.items()})
         room = make_room(pool, missing, held)
-        view.apply(IndexEvent("withdraw", self.member, room.victims.hashes))
-        pool.free(room.victims)
+        self._leave(room.victims, view)
         return missing[: room.blocks]
 
     def restart(self, pool: Callable[[], SlotPool], view: View) -> None:

@@ -1,9 +1,9 @@
 """A fleet in simulated time: the real dispatcher, view, book and pools; modelled engines and links.
 
-Discrete events. Placement, estimates, pulls' plans, eviction and the bookkeeping of slots are the
-code that runs in production; only the seconds of a prefill and of a transfer come from
-`fleet_models`. One prefill at a time a node, first come first served; a sender serves its pulls
-one after the other. No decode stage: figures are about the time to first token.
+Discrete events. Placement, estimates, pulls' plans, admission, eviction, broadcasts and the
+bookkeeping of slots are the code that runs in production; only the seconds of a prefill and of a
+transfer come from `fleet_models`. One prefill at a time a node, first come first served; a sender
+serves its pulls one after the other. No decode stage: figures are about the time to first token.
 """
 
 import heapq
@@ -21,6 +21,7 @@ from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_of
 from prefixfleet.router.simulated_node import SimulatedNode
+from prefixfleet.router.simulated_replication import Broadcasts
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
@@ -75,6 +76,7 @@ class Simulation:
         self.view = View(self.clock)
         self._book = Book(self.clock)
         self._nodes = [self._join(i) for i in range(fleet.nodes)]
+        self.broadcasts = Broadcasts(fleet, self._nodes, self.view, self._at, self._publish)
         self._by_name = {node.member.node: node for node in self._nodes}
         self._workers = tuple(fleet.worker(node) for node in self._nodes)
         self._free = {worker.name for worker in self._workers}  # no prefill is in flight on them
@@ -138,13 +140,15 @@ class Simulation:
 
     def _look(self) -> None:
         # Who waits goes to a free worker or not at all: with none free there is nothing to decide
-        while self._free and (
-            found := next_to_go(self._queue, self.clock.now, self._decide, self._is_free)
-        ):
+        while self._free and (found := self._next()):
             waiting, decision = found
             turn = next(t for t in self._queue if t is waiting)
             self._queue.remove(turn)
             self._serve(turn, decision)
+
+    def _next(self) -> tuple[Waiting, Decision] | None:
+        with self._book.promising() as promise:
+            return next_to_go(self._queue, self.clock.now, self._decide, self._is_free, promise)
 
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
@@ -200,8 +204,7 @@ class Simulation:
     def _pull(
         self, decided: Dispatched, chain: list[BlockHash], local: int, loaded: float
     ) -> tuple[int, float]:
-        """Blocks that come from the planned source, and when they and the ``local`` are there,
-        which are ``loaded`` before."""
+        """Blocks from the planned source, and when they are there, and the ``local`` too."""
         plan, block_s = decided.plan, self.fleet.hit_block_s
         if not plan.source:
             return 0, loaded
@@ -209,6 +212,9 @@ class Simulation:
         there = min(plan.blocks, source.pool.match(chain)) - local
         if there <= 0 or plan.source_epoch != source.member.epoch:
             return 0, loaded
+        if not local:
+            asker = decided.worker.record.node
+            self.broadcasts.leased(source, asker, chain[:there], self.clock.now)
         hardware = self.fleet.hardware
         seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
         return there, source.send(loaded, hardware.link_setup_s, seconds)
@@ -217,14 +223,14 @@ class Simulation:
         running.charge.close()
         if not self._book.load(running.worker).queued_requests:
             self._free.add(running.worker)
-        node, chain = running.node, running.chain
         running.pin.release()
-        new = node.store(chain, self.view)
-        self._at(
-            self.clock.now + PUBLISH_S,
-            lambda: self.view.apply(IndexEvent("publish", node.member, new)),
-        )
+        new = running.node.store(running.chain, self.view, self.clock.now)
+        self._publish(running.node, new)
         self._look()
+
+    def _publish(self, node: SimulatedNode, new: tuple[BlockHash, ...]) -> None:
+        event = IndexEvent("publish", node.member, new)
+        self._at(self.clock.now + PUBLISH_S, lambda: self.view.apply(event))
 
     def _advance(self, until: float) -> None:
         while self._events and self._events[0][0] <= until:

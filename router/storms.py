@@ -12,9 +12,12 @@ OWN_TOKENS = 1_024
 OUTPUT_TOKENS = 100
 
 
-def with_storms(arrivals: Sequence[Arrival], at_s: Sequence[float], *, seed: int) -> list[Arrival]:
+def with_storms(
+    arrivals: Sequence[Arrival], at_s: Sequence[float], *, seed: int, lead_s: float = 0.0
+) -> list[Arrival]:
     """``arrivals``, of block ids, with a storm at each of ``at_s``: 200 requests in about ten
-    seconds that share 25,600 tokens of a new text, each with a question of its own."""
+    seconds that share 25,600 tokens of a new text, each with a question of its own. The first of
+    them comes ``lead_s`` before the others: then one node holds the text when all want it."""
     prompts = [a.prompt for a in arrivals if isinstance(a.prompt, SharedBlocks)]
     fresh = 1 + max(block for prompt in prompts for block in prompt.ids)
     block_tokens = prompts[0].block_tokens
@@ -22,10 +25,10 @@ def with_storms(arrivals: Sequence[Arrival], at_s: Sequence[float], *, seed: int
     draw, storms = random.Random(seed), []
     for start_s in at_s:
         text, fresh, now = range(fresh, fresh + hot), fresh + hot, start_s
-        for _ in range(REQUESTS):
+        for number in range(REQUESTS):
             ids = (*text, *range(fresh, fresh + own))
             prompt = SharedBlocks(ids, len(ids) * block_tokens, block_tokens)
-            storms.append(Arrival(now, prompt, OUTPUT_TOKENS))
+            storms.append(Arrival(now if number else max(0.0, now - lead_s), prompt, OUTPUT_TOKENS))
             fresh += own
             now += draw.expovariate(PER_S)
     return sorted([*arrivals, *storms], key=lambda arrival: arrival.at_s)

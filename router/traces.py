@@ -4,28 +4,39 @@ Pure parsing of lines; must not know endpoints. Formats (one JSON object a line)
 
 - Mooncake: ``timestamp`` (ms), ``input_length``, ``output_length``, ``hash_ids`` (one id a block
   of 512 tokens; an id stands for the block and everything before it).
-- Qwen-Bailian: the same with ``timestamp`` in seconds, blocks of 16 tokens, and ``chat_id``,
-  ``parent_chat_id``, ``turn``, ``type``.
+- Qwen-Bailian: the same with ``timestamp`` in seconds, blocks of 16 tokens, whose ids may stand
+  for their content alone, and ``chat_id``, ``parent_chat_id``, ``turn``, ``type``.
 - OpenAI: a request body with ``messages`` or ``prompt``, or a batch line that holds one under
   ``body``; ``timestamp`` in seconds (number or ISO 8601) where there is one, else in file order.
 """
 
 import datetime
 import gzip
-from collections.abc import Iterable, Iterator
+import itertools
+import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 import msgspec
 
+from prefixfleet.router.text_blocks import BLOCK_TOKENS as TEXT_BLOCK_TOKENS
+from prefixfleet.router.text_blocks import block_ids
+from prefixfleet.router.trace_ids import FIRST_OWN, PrefixIds
 from prefixfleet.store.errors import ConfigError
 
 MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 MAX_LINE_BYTES = 64 * 1024 * 1024
+MAX_TEXT_BYTES = 2 * 1024**3
+"""Of all prompts together that are kept as they are."""
+MAX_SECONDS = 1e12
+"""A later time than any clock's, in milliseconds too."""
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
+_Id = Annotated[int, msgspec.Meta(ge=0, le=FIRST_OWN - 1)]
+_Time = Annotated[float, msgspec.Meta(ge=0, le=1000 * MAX_SECONDS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,23 +64,26 @@ class Arrival:
 
 
 class _BlockLine(msgspec.Struct):
-    timestamp: Annotated[float, msgspec.Meta(ge=0)]
+    timestamp: _Time
     input_length: _Count
     output_length: _Count
-    hash_ids: list[int]
+    hash_ids: list[_Id]
     chat_id: int | str | None = None
 
 
-def read_trace(path: Path, *, limit: int | None = None) -> list[Arrival]:
+def read_trace(path: Path, *, limit: int | None = None, as_blocks: bool = False) -> list[Arrival]:
     """The arrivals of a trace file (gzip by its name), in order of time.
 
+    With ``as_blocks`` prompts of text are made `SharedBlocks` too. What is kept is bounded.
+
     Raises:
-        ConfigError: file unreadable, empty, or a line that is of none of the formats.
+        ConfigError: file unreadable, empty, too big without a limit, or a line that is of none of
+            the formats.
     """
     try:
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
-            arrivals = list(parse_trace(lines, name=str(path), limit=limit))
-    except (OSError, EOFError) as error:  # EOFError: a gzip file cut short
+            arrivals = list(parse_trace(lines, name=str(path), limit=limit, as_blocks=as_blocks))
+    except (OSError, EOFError, zlib.error) as error:  # EOFError: a gzip file cut short
         raise ConfigError(f"trace {path}: {error}") from error
     if not arrivals:
         raise ConfigError(f"trace {path}: no requests in it")
@@ -79,17 +93,18 @@ def read_trace(path: Path, *, limit: int | None = None) -> list[Arrival]:
 
 
 def parse_trace(
-    lines: Iterable[bytes], *, name: str, limit: int | None = None
+    lines: BinaryIO | gzip.GzipFile, *, name: str, limit: int | None = None, as_blocks: bool = False
 ) -> Iterator[Arrival]:
     """Arrivals of ``lines`` with the trace's own times. Raises `ConfigError` with the line."""
-    count = 0
-    for number, line in enumerate(lines, 1):
+    reader, count = _Reader(as_blocks), 0
+    for number in itertools.count(1):
+        line = lines.readline(MAX_LINE_BYTES + 1)
+        if not line or (limit is not None and count >= limit):
+            return
         if not line.strip():
             continue
-        if limit is not None and count >= limit:
-            return
         try:
-            yield _arrival(line, count)
+            yield reader.arrival(line, count)
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise ConfigError(
                 f"trace {name}, line {number}: {error}; got {line[:80]!r}, expected a request in "
@@ -98,39 +113,57 @@ def parse_trace(
         count += 1
 
 
-def _arrival(line: bytes, count: int) -> Arrival:
-    if len(line) > MAX_LINE_BYTES:
-        raise ValueError(f"{len(line)} bytes, at most {MAX_LINE_BYTES} are read")
-    values = msgspec.json.decode(line)
-    if not isinstance(values, dict):
-        raise ValueError("not a JSON object")
-    if "hash_ids" in values:
-        return _from_blocks(msgspec.convert(values, _BlockLine))
-    return _from_request(values, count)
+class _Reader:
+    """What lines have in common: their ids, and what is kept of them. Owned by `parse_trace`."""
 
+    def __init__(self, as_blocks: bool) -> None:
+        self._as_blocks = as_blocks
+        self._ids = PrefixIds()
+        self._text_bytes = 0
 
-def _from_blocks(line: _BlockLine) -> Arrival:
-    bailian = line.chat_id is not None
-    block_tokens = BAILIAN_BLOCK_TOKENS if bailian else MOONCAKE_BLOCK_TOKENS
-    if len(line.hash_ids) != -(-line.input_length // block_tokens):
-        raise ValueError(
-            f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens, expected one a block "
-            f"of {block_tokens}"
-        )
-    prompt = SharedBlocks(tuple(line.hash_ids), line.input_length, block_tokens)
-    at_s = line.timestamp if bailian else line.timestamp / 1000
-    return Arrival(at_s, prompt, line.output_length)
+    def arrival(self, line: bytes, count: int) -> Arrival:
+        if len(line) > MAX_LINE_BYTES:
+            raise ValueError(f"more than {MAX_LINE_BYTES} bytes, at most so many are read")
+        values = msgspec.json.decode(line)
+        if not isinstance(values, dict):
+            raise ValueError("not a JSON object")
+        if "hash_ids" in values:
+            return self._from_blocks(msgspec.convert(values, _BlockLine))
+        if not self._as_blocks:
+            self._text_bytes += len(line)
+            if self._text_bytes > MAX_TEXT_BYTES:
+                raise ValueError(
+                    f"more than {MAX_TEXT_BYTES:,} bytes of prompts up to here; --limit reads the "
+                    "first requests only"
+                )
+        return self._from_request(values, count)
 
+    def _from_blocks(self, line: _BlockLine) -> Arrival:
+        bailian = line.chat_id is not None
+        block_tokens = BAILIAN_BLOCK_TOKENS if bailian else MOONCAKE_BLOCK_TOKENS
+        if len(line.hash_ids) != -(-line.input_length // block_tokens):
+            raise ValueError(
+                f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens, expected one a "
+                f"block of {block_tokens}"
+            )
+        prompt = SharedBlocks(self._ids.of(line.hash_ids), line.input_length, block_tokens)
+        at_s = line.timestamp if bailian else line.timestamp / 1000
+        return Arrival(at_s, prompt, line.output_length)
 
-def _from_request(values: dict[str, Any], count: int) -> Arrival:
-    body = values.get("body", values)
-    if not isinstance(body, dict) or not ("messages" in body or "prompt" in body):
-        raise ValueError("neither hash_ids, messages nor prompt")
-    limit = body.get("max_completion_tokens", body.get("max_tokens"))
-    if limit is not None and (not isinstance(limit, int) or limit < 1):
-        raise ValueError(f"max_tokens is {limit!r}, expected a number of at least 1")
-    request = {key: value for key, value in body.items() if key not in ("timestamp", "stream")}
-    return Arrival(_seconds(values.get("timestamp"), count), request, limit or 0)
+    def _from_request(self, values: dict[str, Any], count: int) -> Arrival:
+        body = values.get("body", values)
+        if not isinstance(body, dict) or not ("messages" in body or "prompt" in body):
+            raise ValueError("neither hash_ids, messages nor prompt")
+        limit = body.get("max_completion_tokens", body.get("max_tokens"))
+        if limit is not None and (not isinstance(limit, int) or limit < 1):
+            raise ValueError(f"max_tokens is {limit!r}, expected a number of at least 1")
+        at_s = _seconds(values.get("timestamp"), count)
+        if self._as_blocks:
+            ids, tokens = block_ids(body)
+            blocks = SharedBlocks(self._ids.of(ids), tokens, TEXT_BLOCK_TOKENS)
+            return Arrival(at_s, blocks, limit or 0)
+        request = {key: value for key, value in body.items() if key not in ("timestamp", "stream")}
+        return Arrival(at_s, request, limit or 0)
 
 
 def _seconds(stamp: object, count: int) -> float:
@@ -139,6 +172,6 @@ def _seconds(stamp: object, count: int) -> float:
         return float(count)
     if isinstance(stamp, str):
         return datetime.datetime.fromisoformat(stamp).timestamp()
-    if isinstance(stamp, int | float) and stamp >= 0:
+    if isinstance(stamp, int | float) and 0 <= stamp <= MAX_SECONDS:
         return float(stamp)
     raise ValueError(f"timestamp is {stamp!r}, expected seconds or ISO 8601")

@@ -146,7 +146,10 @@ class Turns:
         """Let go who can go. Call it when a prefill has ended."""
         now = self._clock()
         while self._queue and self._somebody_is_free():
-            found = next_to_go(self._queue, now, self._decide, self._is_free, self._shares)
+            with self._book.promising() as promise:
+                found = next_to_go(
+                    self._queue, now, self._decide, self._is_free, promise, self._shares
+                )
             if found is None:
                 break
             waiting, decision = found

@@ -8,6 +8,7 @@ systems", 1971): short prefills pass long ones, and whoever waits long gets its 
 parameter to tune.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -59,18 +60,48 @@ def next_to_go(
     now: float,
     decide: Callable[[Waiting], Decision],
     free: Callable[[str], bool],
+    promise: Callable[[str, float], None],
     shares: Shares | None = None,
 ) -> tuple[Waiting, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
     A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
-    is asked for the best over all workers, and refreshes the request's estimate.
+    is asked for the best over all workers, and refreshes the request's estimate. Where nobody
+    wants the free ones, see `_nobody_wants`.
     """
-    for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
+    urgent, waits = most_urgent(queue, now, shares)[:MAX_CONSIDERED], []
+    for waiting in urgent:
         decision = decide(waiting)
         waiting.prefill_s = decision.prefill_s
         if free(decision.worker):
             return waiting, decision
+        waits.append((waiting, decision))
+    return _nobody_wants(waits, decide, free, promise) if len(waits) > 1 else None
+
+
+def _nobody_wants(
+    waits: Sequence[tuple[Waiting, Decision]],
+    decide: Callable[[Waiting], Decision],
+    free: Callable[[str], bool],
+    promise: Callable[[str, float], None],
+) -> tuple[Waiting, Decision] | None:
+    """Who goes to a free worker that is nobody's best, rather than wait behind others.
+
+    All would wait for the one worker that holds what they share, beside idle ones. So the seconds
+    of the more urgent are ``promise``-d to the worker that they wait for before the next one is
+    judged. What is computed anew elsewhere counts twice: the worker is kept from who comes next.
+    """
+    promised: defaultdict[str, float] = defaultdict(float)
+    for waiting, wait in waits:
+        decision = decide(waiting)
+        anew_s = max(0.0, decision.prefill_s - wait.prefill_s)
+        if free(decision.worker):
+            if decision.total_s + anew_s < wait.total_s + promised[wait.worker]:
+                waiting.prefill_s = decision.prefill_s
+                return waiting, decision
+            decision = wait
+        promised[decision.worker] += decision.prefill_s
+        promise(decision.worker, decision.prefill_s)
     return None
 
 

@@ -14,14 +14,14 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
+from prefixfleet.store.errors import PeerLost, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
-from prefixfleet.transfer.auth import Handshake, nonce
 from prefixfleet.transfer.contact import parse_contact
 from prefixfleet.transfer.crew import Crew
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.dial import dial
 from prefixfleet.transfer.extents import cut
+from prefixfleet.transfer.introduction import introduce, receive_body, refused
 from prefixfleet.transfer.link import Arrived, Deadline, Range, after, check_lengths, unheard
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
@@ -77,7 +77,7 @@ class Channel:
         async with until(deadline, f"connect to {contact}"):
             stream = await dial(host, port, contact, crew)
             try:
-                peer, attachment = await _introduce(stream, wire.Hello(node, link, nonce()), secret)
+                peer, attachment = await introduce(stream, link, node, secret)
             except BaseException:
                 await stream.close()
                 raise
@@ -216,8 +216,8 @@ class Channel:
                 raise ProtocolError(f"DATA: got {header.length} bytes, expected {expected}")
             await self._stream.receive_into(waiting.targets, waiting.arrived)
         else:
-            body = bytes(await _receive_body(self._stream, header))
-        refusal = _refused(self.node, body) if header.kind == Kind.REFUSED else None
+            body = bytes(await receive_body(self._stream, header))
+        refusal = refused(self.node, body) if header.kind == Kind.REFUSED else None
         del self._waiting[header.id]
         if waiting.future.done():  # given up
             return
@@ -243,41 +243,7 @@ class Channel:
             slept_at = time.monotonic()
 
 
-async def _introduce(stream: Stream, hello: wire.Hello, secret: bytes) -> tuple[str, bytes]:
-    """Prove who we are and have the peer prove it too. Returns its name and its attachment."""
-    body = wire.pack(hello)
-    await stream.send(wire.frame_header(Kind.HELLO, body), body)
-    challenge: wire.Challenge = wire.unpack(await _expect(stream, Kind.CHALLENGE), wire.Challenge)
-    handshake = Handshake(secret, hello, challenge)
-    body = wire.pack(wire.Proof(handshake.proof("caller")))
-    await stream.send(wire.frame_header(Kind.PROOF, body), body)
-    welcome: wire.Welcome = wire.unpack(await _expect(stream, Kind.WELCOME), wire.Welcome)
-    handshake.check("listener", welcome.proof, welcome.attachment)
-    return challenge.node, welcome.attachment
-
-
-async def _expect(stream: Stream, kind: Kind) -> bytearray:
-    header = wire.decode_header(await stream.receive(wire.HEADER.size))
-    if header.kind not in (kind, Kind.REFUSED):
-        raise ProtocolError(f"handshake: got {header.kind.name}, expected {kind.name}")
-    body = await _receive_body(stream, header)
-    if header.kind == Kind.REFUSED:
-        raise _refused("peer", bytes(body))
-    return body
-
-
-async def _receive_body(stream: Stream, header: wire.Header) -> bytearray:
-    body = await stream.receive(header.length)
-    wire.check_body(header, body)
-    return body
-
-
 def _forget(future: "asyncio.Future[Any]") -> None:
     """Nobody waits for it any more; if it has failed, another error was raised instead."""
     if not future.cancel() and not future.cancelled():
         future.exception()
-
-
-def _refused(node: str, body: bytes) -> PeerRefused:
-    refusal: wire.Refusal = wire.unpack(body, wire.Refusal)
-    return PeerRefused(f"{node} refused ({refusal.reason}): {refusal.detail}")

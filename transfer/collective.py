@@ -8,28 +8,21 @@ fails keeps the leading blocks that it can prove, and pulls the rest when a requ
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import PeerBusy, PeerRefused, PullFailed
+from prefixfleet.store.heat import Heat
 from prefixfleet.store.holds import Reservation
+from prefixfleet.store.replication import Mode, enough, lacking
 from prefixfleet.transfer.collective_group import Member, Part
-from prefixfleet.transfer.collective_heat import Heat
 from prefixfleet.transfer.collective_receive import Receiver
 from prefixfleet.transfer.collective_send import Sender
 from prefixfleet.transfer.link import Link
 from prefixfleet.transfer.messages import Join
 
 log = logging.getLogger(__name__)
-
-
-class Mode(StrEnum):
-    """What to do with a hot prefix: nothing, count what would be done, or do it."""
-
-    OFF = "off"
-    OBSERVE = "observe"
-    ENFORCE = "enforce"
 
 
 class Replicator:
@@ -88,18 +81,18 @@ class Replicator:
         askers = self._heat.asked(node, chain, self._clock())
         if askers and self.mode is Mode.ENFORCE:
             self.replicate(chain, askers)
-        elif askers and (lacking := self._lacking(askers)):
+        elif askers and enough(receivers := len(self._lacking(askers))):
             size_bytes = len(chain) * self.part.layout.slot_bytes
             self.part.counters["observed"] += 1
-            self.part.counters["observed_bytes"] += len(lacking) * size_bytes
+            self.part.counters["observed_bytes"] += receivers * size_bytes
 
     def replicate(self, chain: Sequence[BlockHash], askers: frozenset[str] = frozenset()) -> None:
         """Send a chain of this pool, from its root, to all but the askers, in the background."""
         if self.taking_part or not self.part.worker.ready:
             self.part.counters["busy"] += 1
             return
-        lacking = lambda: self._lacking(askers)  # noqa: E731
-        self._take_part(self._sender.replicate(tuple(chain), lacking, revive=self._revive))
+        invited = partial(self._lacking, askers)
+        self._take_part(self._sender.replicate(tuple(chain), invited, revive=self._revive))
 
     def join(self, node: str, asked: Join) -> None:
         """See `Replication`: reserve what is not here, and wait for it in the background."""
@@ -118,7 +111,8 @@ class Replicator:
         return self._receiver.accept(asked)
 
     def _lacking(self, askers: frozenset[str]) -> list[Member]:
-        return [m for m in self._members() if m.node not in {self.part.node, *askers}]
+        members = {member.node: member for member in self._members()}
+        return [members[node] for node in lacking(members, self.part.node, askers)]
 
     def _take_part(self, work: Coroutine[Any, Any, None]) -> None:
         self.taking_part = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.replication import BUDGET_S
 from prefixfleet.store.slot import SlotLayout
 from prefixfleet.transfer.collective_worker import CollectiveWorker
 from prefixfleet.transfer.link import Deadline
@@ -14,8 +15,6 @@ INVITE_S = 3.0
 """Who has not accepted after so long stays out."""
 STALL_S = 3.0
 """A rank that moves nothing for so long breaks the group."""
-BUDGET_S = 30.0
-"""A prefix is broadcast for so long at most, in all attempts together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ import time
 
 from prefixfleet.store.errors import PeerRefused, PullFailed
 from prefixfleet.store.holds import NO_SLOT, Reservation
+from prefixfleet.store.replication import reserved_for
 from prefixfleet.transfer.collective_group import Part
 from prefixfleet.transfer.messages import Join, split_hashes
 from prefixfleet.transfer.proof import Proof
@@ -24,13 +25,9 @@ class Receiver:
         Raises:
             PeerRefused: there is nothing to receive, or no room for all of it.
         """
-        hashes, pool = split_hashes(join.hashes), self._part.pool
-        missing = [block for block in hashes if not pool.match([block])]
-        reservation = pool.reserve(b"", hashes)
-        ours = [b for b, s in zip(hashes, reservation.slots, strict=True) if s != NO_SLOT]
-        if not missing or ours != missing:
-            with reservation:  # gives all of it back
-                raise PeerRefused("the blocks are here, on their way, or there is no room")
+        reservation = reserved_for(self._part.pool, split_hashes(join.hashes))
+        if reservation is None:
+            raise PeerRefused("the blocks are here, on their way, or there is no room")
         return reservation
 
     async def receive(self, join: Join, reservation: Reservation) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import PeerBusy, PullFailed
+from prefixfleet.store.replication import enough
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.collective_group import INVITE_S, Member, Part
 from prefixfleet.transfer.link import Deadline, Link
@@ -15,8 +16,6 @@ from prefixfleet.transfer.messages import Join, decode_answer, join_hashes
 
 log = logging.getLogger(__name__)
 
-MIN_RECEIVERS = 2
-"""For one node alone a pull is as good."""
 ATTEMPTS = 2
 """Groups made for one hot chain; the second without whoever broke the first."""
 RETRY_S = 0.2
@@ -67,7 +66,7 @@ class Sender:
         deadline: Deadline,
     ) -> int:
         """One group, one attempt. How many nodes got it; 0 if too few would have it."""
-        if len(lacking) < MIN_RECEIVERS:
+        if not enough(len(lacking)):
             return 0
         group, store = secrets.token_hex(8), await self._part.host_store(deadline)
         until = min(deadline, time.monotonic() + INVITE_S)
@@ -76,7 +75,7 @@ class Sender:
             *(self._invite(*pair, until) for pair in zip(lacking, joins, strict=True))
         )
         roster = [member.name for member, yes in zip(lacking, accepted, strict=True) if yes]
-        if len(roster) < MIN_RECEIVERS:
+        if not enough(len(roster)):
             return 0
         me = f"{self._part.node}/source"
         await self._part.run(group, store, me, slots, roster=[me, *roster], deadline=deadline)

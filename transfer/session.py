@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
-from prefixfleet.transfer.auth import Handshake, nonce
 from prefixfleet.transfer.crew import Crew
+from prefixfleet.transfer.introduction import be_introduced
 from prefixfleet.transfer.link import Caller, Range, Service
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
@@ -75,34 +75,12 @@ async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
 async def _authenticate(stream: Stream, caller_id: int, served: Served) -> Caller:
     try:
         async with asyncio.timeout(HANDSHAKE_S):
-            return await _handshake(stream, caller_id, served)
+            node = await be_introduced(
+                stream, served.link, served.node, served.secret, served.attachment
+            )
     except TimeoutError:
         raise PeerRefused(f"no handshake within {HANDSHAKE_S} s") from None
-
-
-async def _handshake(stream: Stream, caller_id: int, served: Served) -> Caller:
-    hello: wire.Hello = wire.unpack(await _expect(stream, Kind.HELLO), wire.Hello)
-    if hello.link != served.link:
-        raise PeerRefused(f"this is the {served.link} link, not {hello.link!r}")
-    challenge = wire.Challenge(served.node, nonce())
-    body = wire.pack(challenge)
-    await stream.send(wire.frame_header(Kind.CHALLENGE, body), body)
-    handshake = Handshake(served.secret, hello, challenge)
-    proof: wire.Proof = wire.unpack(await _expect(stream, Kind.PROOF), wire.Proof)
-    handshake.check("caller", proof.proof)
-    proven = handshake.proof("listener", served.attachment)
-    body = wire.pack(wire.Welcome(proven, served.attachment))
-    await stream.send(wire.frame_header(Kind.WELCOME, body), body)
-    return Caller(caller_id, hello.node)
-
-
-async def _expect(stream: Stream, kind: Kind) -> bytearray:
-    header = wire.decode_header(await stream.receive(wire.HEADER.size))
-    if header.kind != kind:
-        raise ProtocolError(f"handshake: got {header.kind.name}, expected {kind.name}")
-    body = await stream.receive(header.length)
-    wire.check_body(header, body)
-    return body
+    return Caller(caller_id, node)
 
 
 async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:

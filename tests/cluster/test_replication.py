@@ -6,9 +6,9 @@ import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
 
+from prefixfleet.store.heat import HOT_NODES
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.records import PullPlan
-from prefixfleet.transfer.collective_heat import HOT_NODES
 
 pytestmark = pytest.mark.timeout(400)  # importing torch in six processes takes its time
 OTHERS = 2

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import NEVER, Book, Load
 
 
 @pytest.fixture
@@ -69,3 +69,18 @@ def test_a_prefill_that_ends_without_a_first_byte_starts_the_next_ones_time(book
             clock.advance(10.0)
 
         assert book.load("w").busy_s == 10.0
+
+
+def test_who_waits_for_a_busy_worker_makes_it_busier_until_all_are_judged(book):
+    with book.charged("w", tokens=9, sequences=1, expected_s=2.0):
+        with book.promising() as promise:
+            promise("w", 3.0)
+            promise("w", 0.5)
+            promise("idle", 3.0)
+
+            assert book.load("w").busy_s == 5.5
+            assert book.free_at_s("w") == 10.5
+            assert book.load("idle") == Load()
+            assert book.free_at_s("idle") == NEVER
+        assert book.load("w").busy_s == 2.0
+        assert book.free_at_s("w") == 7.0

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from clocks import ManualClock
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from indexes import chain_of
 from msgspec import structs
@@ -220,17 +220,26 @@ def make_busy(fleet, states):
     fleet.clock.advance(0.01)
 
 
-@given(crews(), busy, changes)
-def test_the_order_that_stands_changes_no_decision(workers, states, happened):
-    """The same choices, each as likely, as from the best of every single worker."""
+promises = st.lists(st.tuples(number, st.sampled_from([0.1, 0.3])), max_size=4)
+
+
+@settings(deadline=None)  # a busy machine takes its time
+@given(crews(), busy, changes, promises)
+def test_the_order_that_stands_changes_no_decision(workers, states, happened, promised):
+    """The same choices, each as likely, as from the best of every single worker; also while
+    some are promised to others."""
     fleet = Fleet(workers)
     make_busy(fleet, states)
     for what in [("pass", 0.0), *happened]:
         change(fleet, *what)
 
-        tied = fleet.tied()
+        for promised_now in (promised, []):
+            with fleet.book.promising() as promise:
+                for number, seconds in promised_now:
+                    promise(f"w{number}", seconds)
+                tied = fleet.tied()
 
-        assert fleet.choices(len(tied)) == tied
+                assert fleet.choices(len(tied)) == tied
 
 
 def test_a_decision_on_a_big_fleet_looks_at_few_workers(monkeypatch):

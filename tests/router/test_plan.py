@@ -4,6 +4,7 @@ import json
 
 import pytest
 from simulated_conversations import BLOCK, conversations
+from trace_forms import FORMS, write_form
 
 from prefixfleet.router.kv_size import attention_kind, kv_bytes_per_token, read_config, shape_of
 from prefixfleet.router.plan import main
@@ -139,6 +140,18 @@ def test_a_plan_says_in_words_what_its_figures_say(files, tmp_path, capsys):
     assert text.startswith("The cache is worth it for this trace")
     assert "PREFIXFLEET_NODE_POOL_BYTES=" in text
     assert "uPlot" in (tmp_path / "plan.html").read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_trace_is_planned_for(files, tmp_path, capsys, form):
+    trace = write_form(tmp_path / "form.jsonl", form)
+
+    assert main([*files, "--trace", str(trace), "--json"]) == 0
+
+    told = capsys.readouterr()
+    found = json.loads(told.out)["memory"][-1]["hit_rate"]["mean"]
+    assert found == pytest.approx(0.5, abs=0.02)  # 1 and 2 of 1 + 2 + 3 turns
+    assert ("count as a token" in " ".join(told.err.split())) == (form in ("chat", "completions"))
 
 
 def test_figures_of_a_plan_agree_with_each_other(files, capsys):

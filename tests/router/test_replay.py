@@ -6,6 +6,7 @@ import threading
 
 import pytest
 from aiohttp import web
+from trace_forms import FORMS, write_form
 
 from prefixfleet.router import replay
 from prefixfleet.router.replay_client import Sample, request_body
@@ -97,6 +98,20 @@ def test_a_trace_is_replayed_and_reported(endpoint, tmp_path, capsys):
     assert {body["model"] for _, body in endpoint.bodies} == {"tiny"}
     assert json.loads(out.read_text())["samples"][0]["ttft_s"] > 0
     assert "uPlot" in html.read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_trace_is_replayed(endpoint, tmp_path, capsys, form):
+    trace = write_form(tmp_path / "trace.jsonl", form)
+
+    assert replay.main(["--trace", str(trace), "--endpoint", endpoint.url, "--speed", "10"]) == 0
+
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["requests"] == 12
+    prompts = [b["messages"][0]["content"] if "messages" in b else b["prompt"]
+               for _, b in endpoint.bodies]  # fmt: skip
+    turns = sorted(prompts, key=len)
+    assert len(turns) == 12
+    assert sum(turns[-1].startswith(turn) for turn in turns) == 3
 
 
 def test_failed_requests_are_counted_by_kind_and_change_the_exit_code(endpoint, tmp_path, capsys):

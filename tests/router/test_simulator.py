@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from simulated_conversations import BLOCK, conversations, write_trace
+from trace_forms import FORMS, write_form
 
 from prefixfleet.router.fleet_models import (
     LLAMA_70B,
@@ -215,6 +216,20 @@ def test_a_storm_is_two_hundred_requests_about_one_new_text(simulated):
     assert storm["hit_rate"] > calm["hit_rate"]
 
 
+def test_not_all_wait_for_the_one_node_that_holds_what_they_share():
+    """Somebody asked about the text before: beside its node the others are no worse than idle."""
+    known = with_storms(conversations(1, 1), [30.0], seed=1, lead_s=25.0)
+    slow = dataclasses.replace(HARDWARE, link_bytes_per_s=3e9)
+
+    alone, shared = (
+        simulate(fleet(unbound=True, nodes=nodes, hardware=slow), known)[0]["ttft_s"]
+        for nodes in (1, 8)
+    )
+
+    assert shared["mean"] < alone["mean"] / 4
+    assert shared["p90"] < alone["p90"] / 4
+
+
 def test_storms_share_their_text_and_nothing_else():
     calm = conversations(2, 2)
 
@@ -254,9 +269,25 @@ def test_a_storm_at_no_time_is_refused(at_s):
         main(["--trace", "none", "--storm", at_s])
 
 
-def test_a_trace_of_texts_is_refused_with_what_to_do(tmp_path, capsys):
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_trace_is_simulated(tmp_path, capsys, form):
+    trace = write_form(tmp_path / "trace.jsonl", form)
+    words = ["--policy", "ours", "--json", "--speed", "0.001", "--storm", "1"]
+
+    assert main(["--trace", str(trace), *words]) == 0
+
+    told = capsys.readouterr()
+    figures = json.loads(told.out)["ours"]
+    assert figures["requests"] == 12 + 200
+    assert figures["hit_rate"] > 0.4
+    guessed = "4 bytes of text count as a token" in " ".join(told.err.split())
+    assert guessed == (form in ("chat", "completions"))
+
+
+def test_blocks_of_two_sizes_in_one_trace_are_refused(tmp_path, capsys):
     path = Path(tmp_path / "log.jsonl")
-    path.write_text('{"prompt": "x"}\n')
+    block = {"timestamp": 0, "input_length": 10, "output_length": 1, "hash_ids": [1]}
+    path.write_text(json.dumps(block) + "\n" + json.dumps(block | {"chat_id": 1}) + "\n")
 
     assert main(["--trace", str(path)]) == 2
-    assert "replay it" in " ".join(capsys.readouterr().err.split())
+    assert "blocks of [16, 512] tokens" in " ".join(capsys.readouterr().err.split())

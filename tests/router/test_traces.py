@@ -5,7 +5,9 @@ import json
 
 import pytest
 
+from prefixfleet.router import trace_ids, traces
 from prefixfleet.router.synthetic_prompts import scale, text_prompt, token_prompt
+from prefixfleet.router.text_blocks import BLOCK_TOKENS
 from prefixfleet.router.traces import SharedBlocks, read_trace
 from prefixfleet.store.errors import ConfigError
 
@@ -60,13 +62,105 @@ def test_an_openai_log_keeps_the_request(tmp_path):
         MOONCAKE | {"input_length": -1}, MOONCAKE | {"timestamp": "soon"},
         MOONCAKE | {"hash_ids": ["a", "b"]}, {"prompt": "x", "max_tokens": 0},
         {"prompt": "x", "timestamp": "yesterday"}, {"prompt": "x", "timestamp": -1},
-        {"body": "x"},
+        {"body": "x"}, MOONCAKE | {"hash_ids": [-1, 2]}, MOONCAKE | {"hash_ids": [1 << 63, 2]},
+        MOONCAKE | {"timestamp": 1e300}, {"prompt": "x", "timestamp": 1e300},
+        '{"timestamp": 1e999, "input_length": 0, "output_length": 0, "hash_ids": []}',
     ],
     ids=str,
 )  # fmt: skip
 def test_a_wrong_line_is_refused_with_its_number(tmp_path, line):
     with pytest.raises(ConfigError, match="line 2"):
         read_trace(trace_file(tmp_path, MOONCAKE, line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"messages": 7}, {"messages": ["x"]}, {"prompt": 7}, {"prompt": [-1]},
+        {"prompt": [1 << 40]}, {"prompt": [{}]}, {"prompt": [1, "x"]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_prompt_cannot_be_blocks(tmp_path, line):
+    with pytest.raises(ConfigError, match="line 2"):
+        read_trace(trace_file(tmp_path, MOONCAKE, line), as_blocks=True)
+
+
+def test_a_line_without_an_end_is_refused_before_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "MAX_LINE_BYTES", 200)
+    with pytest.raises(ConfigError, match="line 2: more than 200 bytes"):
+        read_trace(trace_file(tmp_path, MOONCAKE, MOONCAKE | {"more": "x" * 10_000}))
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "most", "line"),
+    [
+        (trace_ids, "MAX_IDS", 5, MOONCAKE),
+        (trace_ids, "MAX_DIFFERENT", 4, BAILIAN),
+        (traces, "MAX_TEXT_BYTES", 100, {"prompt": "x" * 50}),
+    ],
+)
+def test_what_would_not_fit_is_refused_with_what_to_do(
+    tmp_path, monkeypatch, where, name, most, line
+):
+    monkeypatch.setattr(where, name, most)
+    lines = [line | {"n": number} for number in range(4)]
+    if line is BAILIAN:
+        lines = [line | {"hash_ids": [number, number, number]} for number in range(4)]
+    path = trace_file(tmp_path, *lines)
+
+    with pytest.raises(ConfigError, match=r"line \d: more than .* --limit"):
+        read_trace(path)
+    assert len(read_trace(path, limit=1)) == 1
+
+
+def test_an_id_of_content_alone_counts_with_what_comes_before_it(tmp_path):
+    """As in Qwen-Bailian's traces; where an id stands for a prefix it stays what it is."""
+    chains = [[1, 2, 3], [4, 2, 3], [1, 2, 5], [4, 2, 3], [1, 1, 1]]
+    lines = [BAILIAN | {"timestamp": t, "hash_ids": ids} for t, ids in enumerate(chains)]
+
+    first, other, third, again, same = (
+        a.prompt.ids for a in read_trace(trace_file(tmp_path, *lines))
+    )
+
+    assert (first, third) == ((1, 2, 3), (1, 2, 5))
+    assert other == again
+    assert other[0] == 4
+    assert not set(other[1:]) & set(first)
+    assert len(set(same)) == 3
+
+
+def blocks_of(tmp_path, *bodies):
+    return [a.prompt for a in read_trace(trace_file(tmp_path, *bodies), as_blocks=True)]
+
+
+def test_texts_as_blocks_share_what_they_begin_with(tmp_path):
+    system = {"role": "system", "content": "s" * 4 * BLOCK_TOKENS * 3}
+    ask = [{"role": "user", "content": what} for what in ("x", "y")]
+
+    one, other, tools = blocks_of(
+        tmp_path,
+        {"messages": [system, ask[0]]},
+        {"messages": [system, ask[1]]},
+        {"messages": [system, ask[0]], "tools": [{"type": "function"}]},
+    )
+
+    assert one.ids[:3] == other.ids[:3]
+    assert one.ids[3:] != other.ids[3:]
+    assert not set(one.ids) & set(tools.ids)
+    assert one.block_tokens == BLOCK_TOKENS
+    assert len(one.ids) == -(-one.tokens // BLOCK_TOKENS) == 4
+
+
+def test_tokens_as_blocks_are_counted_exactly_and_texts_by_their_bytes(tmp_path):
+    found = blocks_of(
+        tmp_path, {"prompt": list(range(100))}, {"prompt": "é" * 100}, {"prompt": ["ab", "cd"]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]},
+        {"messages": [{"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}]},
+    )  # fmt: skip
+
+    assert [prompt.tokens for prompt in found[:3]] == [100, 50, 1]
+    assert all(prompt.ids for prompt in found)
 
 
 def test_an_absent_an_empty_and_a_cut_file_are_refused(tmp_path):

@@ -14,14 +14,18 @@ from prefixfleet.router.waiting import (
 )
 
 
+def unheard(worker, seconds):
+    """For a queue in which nobody else is judged by it."""
+
+
 def waiting(arrived_s, prefill_s):
     return Waiting(arrived_s, round(prefill_s * 1000), prefill_s)
 
 
-def decision(worker, prefill_s=1.0):
+def decision(worker, prefill_s=1.0, queue_s=0.0):
     return Decision(
         worker=worker, hit_blocks=0, pull_blocks=0, source=None,
-        queue_s=0.0, pull_s=0.0, prefill_s=prefill_s,
+        queue_s=queue_s, pull_s=0.0, prefill_s=prefill_s,
     )  # fmt: skip
 
 
@@ -51,7 +55,9 @@ def test_a_request_waits_for_its_best_worker_while_another_one_goes():
     picky, easy = waiting(0.0, 0.1), waiting(0.0, 5.0)
     best = {id(picky): decision("busy", 0.1), id(easy): decision("idle", 4.0)}
 
-    went = next_to_go([picky, easy], 1.0, lambda w: best[id(w)], lambda name: name == "idle")
+    went = next_to_go(
+        [picky, easy], 1.0, lambda w: best[id(w)], lambda name: name == "idle", unheard
+    )
 
     assert went == (easy, best[id(easy)])
     assert easy.prefill_s == 4.0
@@ -60,16 +66,54 @@ def test_a_request_waits_for_its_best_worker_while_another_one_goes():
 def test_nobody_goes_when_every_best_worker_is_busy():
     queue = [waiting(0.0, 1.0) for _ in range(3)]
 
-    assert next_to_go(queue, 1.0, lambda w: decision("busy"), lambda name: False) is None
+    assert next_to_go(queue, 1.0, lambda w: decision("busy"), lambda name: False, unheard) is None
+
+
+def test_the_seconds_of_who_waits_for_a_worker_are_promised_before_the_next_is_judged():
+    """All want what one busy worker holds; an idle one would compute it in three seconds, two of
+    them anew: who would wait for five seconds goes there."""
+    queue = [waiting(0.0, 1.0) for _ in range(6)]
+    promised = []
+
+    def decide(_):
+        busy = decision("busy", 1.0, queue_s=float(len(promised)))
+        return min(busy, decision("idle", 3.0), key=lambda d: d.total_s)
+
+    went = next_to_go(
+        queue, 1.0, decide, lambda name: name == "idle", lambda *what: promised.append(what)
+    )
+
+    assert went == (queue[5], decision("idle", 3.0))
+    assert promised == [("busy", 1.0)] * 5
+    assert queue[5].prefill_s == 3.0
+    assert queue[4].prefill_s == 1.0
+
+
+def test_a_free_worker_that_somebody_wants_is_for_nobody_who_wants_another_one():
+    """The last one's work is short there; the others' would be long."""
+    queue = [waiting(0.0, 1.0) for _ in range(5)]
+    promised = []
+
+    def decide(asked):
+        return decision("idle" if promised or asked is queue[-1] else "busy")
+
+    went = next_to_go(
+        queue, 1.0, decide, lambda name: name == "idle", lambda *what: promised.append(what)
+    )
+
+    assert went == (queue[-1], decision("idle"))
+    assert not promised
 
 
 def test_the_work_of_one_turn_is_bounded():
     asked = []
     queue = [waiting(0.0, 1.0) for _ in range(10 * MAX_CONSIDERED)]
 
-    next_to_go(queue, 1.0, lambda w: asked.append(w) or decision("busy"), lambda name: False)
+    next_to_go(
+        queue, 1.0, lambda w: asked.append(w) or decision("busy"), lambda name: False, unheard
+    )
 
-    assert len(asked) == MAX_CONSIDERED
+    assert len(asked) == 2 * MAX_CONSIDERED
 
 
 def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_worker():

@@ -17,10 +17,11 @@ from links import SECRET, soon
 from pulls import EPOCH, NAMESPACE, PoolNode, chain
 
 from prefixfleet.store.errors import PullFailed
+from prefixfleet.store.heat import Heat
+from prefixfleet.store.replication import Mode
 from prefixfleet.store.slot import HEADER_BYTES, SlotLayout
-from prefixfleet.transfer.collective import Mode, Replicator
+from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.collective_group import Member, Part
-from prefixfleet.transfer.collective_heat import Heat
 from prefixfleet.transfer.collective_send import Sender
 from prefixfleet.transfer.collective_worker import CollectiveWorker
 from prefixfleet.transfer.pull import Puller

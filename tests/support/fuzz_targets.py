@@ -6,6 +6,7 @@ A target either takes the bytes or raises one of its refusals. Anything else is 
 
 import asyncio
 import contextlib
+import io
 import json
 import tempfile
 from collections.abc import Callable
@@ -142,7 +143,7 @@ def _polled_events(data: bytes) -> None:
 
 
 def _trace(data: bytes) -> None:
-    list(parse_trace(data.split(b"\n"), name="fuzz"))
+    list(parse_trace(io.BytesIO(data), name="fuzz", as_blocks=bool(len(data) % 2)))
 
 
 def _environment(data: bytes) -> None:

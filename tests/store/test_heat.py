@@ -1,6 +1,6 @@
 """A prefix is hot when enough nodes ask for it within the window, once a window."""
 
-from prefixfleet.transfer.collective_heat import Heat
+from prefixfleet.store.heat import Heat
 
 
 def test_enough_nodes_within_the_window_make_it_hot_once():

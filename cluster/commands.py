@@ -17,7 +17,7 @@ from rich.console import Console
 
 from prefixfleet.cluster.earlier_runs import DEMO, clear_demos, clear_run
 from prefixfleet.cluster.run_state import RunDir, RunState, StateHome
-from prefixfleet.cluster.settings import check_model
+from prefixfleet.cluster.settings import MAX_START_S, check_model
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.settings import FleetSettings
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prefixfleet.cluster.up import Wish
 
 REDIS_VARIABLE = "PREFIXFLEET_REDIS_URL"
-START_S = 600.0
+START_S = MAX_START_S + 60.0  # the supervisor knows itself how long its engines may
 DOWN_S = 90.0
 LOOK_S = 0.1
 WIDTH = 132

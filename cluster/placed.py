@@ -22,11 +22,12 @@ from prefixfleet.cluster.engine_command import cores_for, usable_cores
 from prefixfleet.cluster.hosted import Hosted, Service
 from prefixfleet.cluster.placement import Place
 from prefixfleet.cluster.services import node_service, worker_service
-from prefixfleet.cluster.settings import MAX_DRAIN_S, NodeSettings
+from prefixfleet.cluster.settings import MAX_DRAIN_S, MAX_START_S, NodeSettings
 from prefixfleet.store.errors import ConfigError
 
 AGAIN_PAUSE_S = 1.0
-READY_S = 600.0
+READY_S = MAX_START_S + 60.0
+"""The longest an actor may take to be up: it knows itself how long its engine may."""
 STOP_S = 30.0
 STOP_LIMIT_S = STOP_S + MAX_DRAIN_S
 """The longest an actor may take to stop: it knows itself how long it may drain."""

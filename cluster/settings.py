@@ -19,6 +19,7 @@ MAX_SOCKET_PATH_BYTES = 107
 """What the kernel takes as the path of a Unix socket."""
 
 MAX_DRAIN_S = 3600
+MAX_START_S = 4 * 3600
 MAX_RANKS = 64
 
 OUR_OPTIONS = frozenset(
@@ -129,6 +130,7 @@ class WorkerSettings(Section):
     tensor_parallel: int = Field(default=1, ge=1, le=MAX_RANKS)
     engine_options: str = ""  # more words of vLLM's command line; those that we set are refused
     cpu_cores: str = Field(default="", pattern=r"^([0-9]+(,[0-9]+)*)?$")
+    start_s: float = Field(default=1800, gt=0, le=MAX_START_S)  # until it serves, else it failed
     drain_s: float = Field(default=30, ge=0, le=MAX_DRAIN_S)
     rollout: int = Field(default=0, ge=0)
     encoding: EncodingName = "exact"  # of stored blocks; engines share those of their own only

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-START_S = 300.0
 """The longest an engine may take from its start to its first answer."""
 RENEW_S = 1.0
 LEASE_S = 3.0
@@ -136,7 +135,7 @@ class Worker:
     ) -> WorkerRecord:
         self._waits_for = f"{self._url}/health does not answer"
         try:
-            async with asyncio.timeout(START_S):
+            async with asyncio.timeout(self._settings.start_s):
                 await _unless_ended(child, probe.wait_healthy())
                 speed = await _unless_ended(
                     child, probe.prefill_tokens_per_s(self._settings.max_model_tokens)
@@ -144,7 +143,8 @@ class Worker:
                 status = await _unless_ended(child, self._node_status(session))
         except TimeoutError:
             raise EngineFailed(
-                f"did not serve within {START_S:g} s: {self._waits_for}; "
+                f"did not serve within {self._settings.start_s:g} s (PREFIXFLEET_WORKER_START_S): "
+                f"{self._waits_for}; "
                 f"end of {child.log_file}:\n{child.log_tail()}"
             ) from None
         log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)

@@ -139,22 +139,22 @@ async def test_an_engine_that_answers_no_prompt_is_an_error_with_its_answer(star
         await asyncio.wait_for(task, 30)
 
 
-async def test_a_worker_without_a_node_says_so_when_its_time_is_over(start, monkeypatch):
-    monkeypatch.setattr("prefixfleet.cluster.worker.START_S", 10.0)
-    _, task = start()
+async def test_a_worker_without_a_node_says_so_when_its_time_is_over(start):
+    _, task = start(start_s=10)
 
-    with pytest.raises(EngineFailed, match=r"within 10 s.*no daemon of that name in the index"):
+    with pytest.raises(
+        EngineFailed, match=r"within 10 s .*START_S.*no daemon of that name in the index"
+    ):
         await asyncio.wait_for(task, 30)
 
 
-async def test_a_worker_whose_engine_uses_another_node_says_so(
-    start, index, monkeypatch, tmp_path_factory
-):
-    monkeypatch.setattr("prefixfleet.cluster.worker.START_S", 10.0)
+async def test_a_worker_whose_engine_uses_another_node_says_so(start, index, tmp_path_factory):
     async with running_node(index, settings_of(tmp_path_factory.mktemp("n"))):
-        _, task = start()
+        _, task = start(start_s=10)
 
-        with pytest.raises(EngineFailed, match=r"within 10 s.*connector has not said hello"):
+        with pytest.raises(
+            EngineFailed, match=r"within 10 s .*START_S.*connector has not said hello"
+        ):
             await asyncio.wait_for(task, 30)
 
 

@@ -24,7 +24,7 @@ def test_what_is_killed_comes_back_and_all_are_updated_without_an_error_but_on_i
     assert found["killed_engine"]["others"] == []
     assert found["killed_daemon"]["others"] == []
     assert found["killed_redis"]["errors"] == []
-    assert found["killed_redis"]["hit_rate_before"] > 0.8
+    assert found["killed_redis"]["hit_rate_before"] > 0.5
     assert found["update"]["errors"] == []
     assert found["update"]["requests"] > 0
-    assert found["update"]["hit_rate_after"] > 0.8
+    assert found["update"]["hit_rate_after"] > 0.8 * found["update"]["hit_rate_before"]

@@ -103,17 +103,17 @@ def test_a_fleet_serves_across_hosts_while_one_is_cut_off_and_comes_back(tmp_pat
             except AssertionError as error:
                 raise AssertionError(f"{error}\n{logs(network)}") from None
 
-        becomes(both, 300)
+        becomes(both, 600)
         cold = _complete(network)
         warm = _complete(network)
         first = cold.headers["x-prefixfleet-node"]
         [other] = {"worker1", "worker2"} - {first}
 
         network.cut(network[first])
-        becomes({f"{other}-0": "ready"}, 20)
+        becomes({f"{other}-0": "ready"}, 60)
         alone = _complete(network)
         network.heal(network[first])
-        becomes(both, 60)
+        becomes(both, 180)
         with ThreadPoolExecutor(6) as clients:
             crowd = list(clients.map(lambda i: _complete(network, f"{PROMPT} {i}"), range(6)))
         down = _down(network)

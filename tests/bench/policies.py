@@ -41,7 +41,7 @@ QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 1_000}
 FULL = {"speeds": (1.0, RATE, 2.0), "bandwidths": (BANDWIDTH, 1.25, 3.0, 50.0), "requests": 20_000}
 ENOUGH_OF_CEILING = 0.9
 SEEDS = 6
-"""Of our hit rate with little memory: which of equal workers is drawn moves it by some hundredths."""
+"""Of our hit rate with little memory: what is drawn among equals moves it by some hundredths."""
 
 
 def main():

@@ -93,7 +93,8 @@ def _nobody_wants(
     """
     promised: defaultdict[str, float] = defaultdict(float)
     for waiting, wait in waits:
-        decision = decide(waiting)
+        # where nothing is promised to its own worker the others have not become better
+        decision = decide(waiting) if promised[wait.worker] else wait
         anew_s = max(0.0, decision.prefill_s - wait.prefill_s)
         if free(decision.worker):
             if decision.total_s + anew_s < wait.total_s + promised[wait.worker]:

@@ -10,6 +10,7 @@ import argparse
 import gc
 import json
 import os
+import statistics
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -39,6 +40,8 @@ RATE, BANDWIDTH = 1.5, 12.5
 QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 1_000}
 FULL = {"speeds": (1.0, RATE, 2.0), "bandwidths": (BANDWIDTH, 1.25, 3.0, 50.0), "requests": 20_000}
 ENOUGH_OF_CEILING = 0.9
+SEEDS = 6
+"""Of our hit rate with little memory: what is drawn among equals moves it by some hundredths."""
 
 
 def main():
@@ -116,10 +119,11 @@ def hits(pool, requests, path):
     blocks = least_memory(rates, ENOUGH_OF_CEILING * most, most=different_blocks(arrivals))
     if blocks is None:
         return {"hit_over_ceiling": None, "hit_ceiling": most}
-    ours = theirs._replace(policy=OURS, blocks=blocks)
-    ((_, figures),) = computed([ours], pool, path)
+    ours = [theirs._replace(policy=OURS, blocks=blocks, seed=seed) for seed in range(SEEDS)]
+    found = [figures["hit_rate"] / most for _, figures in computed(ours, pool, path)]
     return {
-        "hit_over_ceiling": figures["hit_rate"] / most,
+        "hit_over_ceiling": statistics.mean(found),
+        "hit_over_ceiling_of_seeds": sorted(found),
         "algorithm_1_hit_over_ceiling": known[blocks] / most,
         "hit_ceiling": most,
         "hit_blocks_per_node": blocks,

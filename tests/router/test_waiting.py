@@ -113,7 +113,19 @@ def test_the_work_of_one_turn_is_bounded():
         queue, 1.0, lambda w: asked.append(w) or decision("busy"), lambda name: False, unheard
     )
 
-    assert len(asked) == 2 * MAX_CONSIDERED
+    assert len(asked) == 2 * MAX_CONSIDERED - 1  # the first in the queue has nobody before it
+
+
+def test_who_waits_alone_for_a_worker_is_judged_once():
+    asked = []
+    queue = [waiting(0.0, 1.0 + number) for number in range(5)]
+
+    def decide(request):
+        asked.append(request)
+        return decision(f"busy {request.prefill_s:.0f}", request.prefill_s)
+
+    assert next_to_go(queue, 9.0, decide, lambda name: False, unheard) is None
+    assert len(asked) == 5
 
 
 def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_worker():

@@ -41,6 +41,7 @@ class Point(NamedTuple):
     requests: int
     nodes: int = 8
     blocks: int = 3_000_000 // BLOCK_TOKENS
+    seed: int = 0
 
 
 def points(
@@ -66,6 +67,7 @@ def run(point: Point) -> dict[str, Any]:
         policy=POLICIES[point.policy](),
         unbound=point.policy == OURS,
         order=partial(new_order, "value" if point.policy == OURS else "lru"),
+        seed=point.seed,
     )
     arrivals = speed_up(arrivals_of(point.workload, point.requests), point.speed)
     figures, wall_s = simulate(fleet, arrivals, ttft_slo_s=TTFT_SLO_S)

@@ -45,8 +45,8 @@ def answering(cache: Cache) -> Behaviour:
     async def behave(
         engine: FakeEngine, request: web.Request, asked: dict[str, Any]
     ) -> web.StreamResponse:
-        engine.seen.clear()  # nobody reads them here, and a soak is long
-        engine.seen_headers.clear()
+        for kept in (engine.seen, engine.seen_headers, engine.raw, engine.paths):
+            kept.clear()  # nobody reads them here, and a soak is long
         read = READERS[request.path]
         ids = list(read(read_body(msgspec.json.encode(asked)), engine.tokens).token_ids)
         chain = chain_of(ids)

@@ -5,8 +5,6 @@ templates; only the latter say themselves how Ray starts. */}}
 {{ include "prefixfleet.fleetEnv" . }}
 - name: RAY_USAGE_STATS_ENABLED
   value: "0"
-- name: RAY_worker_niceness{{/* Ray has 15, for batches; of services leases would lapse */}}
-  value: "0"
 {{- if eq .Values.fleet.kind "StatefulSet" }}{{/* KubeRay adds it to Ray's own containers */}}
 {{ include "prefixfleet.rayToken" . }}
 {{- if .Values.fleet.headRestart.enabled }}

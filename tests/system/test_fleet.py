@@ -202,15 +202,6 @@ def ready_workers(environ):
     return [worker for worker in status["workers"] if worker["state"] == "ready"]
 
 
-def test_nothing_of_the_fleet_stands_behind_its_neighbours(fleet):
-    """At a lower priority than others, leases lapse on a busy machine."""
-    ours = os.getpriority(os.PRIO_PROCESS, 0)
-
-    found = {os.getpriority(os.PRIO_PROCESS, pid) for pid in processes_of(fleet.run)}
-
-    assert found == {ours}
-
-
 def test_up_twice_is_refused(fleet, environ):
     again = prefixfleet(environ, "up", "--port", "0", "--detach")
 

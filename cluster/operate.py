@@ -27,6 +27,8 @@ from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
 
 LOOK_S = 0.5
+ANSWER_S = 10.0
+"""Of Redis: no request waits for a command, and engines that start take every core of a host."""
 PREFIX = "PREFIXFLEET_WORKER_"
 SERVED_NAME = f"{PREFIX}SERVED_NAME"
 PLACED = ("NAME", "NODE", "HOST", "SOCKET_PATH", "LOG_FILE", "ROLLOUT")
@@ -235,4 +237,4 @@ def _registry(options: argparse.Namespace) -> WorkerRegistry:
         url = state.redis_url
     of_run = fleet.secret_file is None and here.secret_file.exists()
     secret = here.secret_file.read_bytes().strip() if of_run else fleet.secret()
-    return WorkerRegistry(url, fleet.fleet, secret=secret)
+    return WorkerRegistry(url, fleet.fleet, secret=secret, timeout_s=ANSWER_S)

@@ -17,9 +17,9 @@ from prefixfleet.router.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``takes_plan``: the engine's request has ``kv_transfer_params``. ``computes``: the engine runs
-    the prompt and may cache its prefix, so the tenant's salt goes with it; other bodies stay as
-    they are."""
+    """``takes_plan``: the engine's request has ``kv_transfer_params``. ``computes``: the engine
+    runs the prompt and may cache its prefix, so the tenant's salt goes with it; other bodies stay
+    as they are."""
 
     path: str
     name: str

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from msgspec import Struct
+
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.hot_prefixes import HotPrefixes
 from prefixfleet.router.policy import Decision
@@ -49,8 +51,7 @@ class Seen:
     ttft_s: float | None = None
 
 
-@dataclass(slots=True)
-class _Sent:
+class _Sent(Struct, eq=False):
     """What `Seen` is made of, for the few requests that somebody looks at."""
 
     id: str

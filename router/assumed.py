@@ -103,23 +103,27 @@ def leading_of(
     ``holders`` of a block's field is a bitmap; of its bits those in ``mask`` count, and ``names``
     says whose they are. By divide and conquer: a node that holds a block holds all before it
     (eviction is leaf first, prompts are assumed whole), so the nodes that hold block i are among
-    those that hold block i - 1. About log2(blocks) probes for each different length, a microsecond
-    each.
+    those that hold block i - 1. From the end in growing steps, since most prompts are new there
+    only: about log2(blocks) probes for each different length at most, a microsecond each.
     """
     found: dict[str, int] = {}
     spans = [(0, len(chain), mask)] if mask else []
     while spans:
         low, high, nodes = spans.pop()  # every one of `nodes` holds the blocks before `low`
-        if low == high:
-            for bit in bits_of(nodes) if low else ():
-                found[names[bit]] = max(low, found.get(names[bit], 0))
-            continue
-        middle = (low + high) // 2
-        here = nodes & holders(chain[middle][:FIELD_BYTES])
-        if here:
-            spans.append((middle + 1, high, here))
-        if here != nodes:
-            spans.append((low, middle, nodes & ~here))
+        step = 1
+        while low < high:
+            middle = max((low + high) // 2, high - step)
+            here = nodes & holders(chain[middle][:FIELD_BYTES])
+            if here == nodes:
+                low = middle + 1
+                continue
+            if here:
+                spans.append((middle + 1, high, here))
+                nodes ^= here
+            high = middle
+            step *= 4
+        for bit in bits_of(nodes) if low else ():
+            found[names[bit]] = max(low, found.get(names[bit], 0))
     return found
 
 

@@ -39,8 +39,7 @@ class Load(Struct, frozen=True):
 _NO_LOAD = Load()
 
 
-@dataclass(slots=True, eq=False)
-class Charge:
+class Charge(Struct, eq=False):
     """One request's part in a worker's load. Owned by the task that serves the request."""
 
     worker: str
@@ -50,7 +49,7 @@ class Charge:
     alone: bool  # no other prefill was in flight on the worker while this one was
     expected_s: float  # of its prefill, as estimated when it was sent
     _page: "_Page"
-    first_byte_s: float | None = field(default=None, init=False)
+    first_byte_s: float | None = None
 
     def first_byte(self, now: float) -> None:
         """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
@@ -208,8 +207,9 @@ class Book:
         page = self._pages.get(worker)
         if page is None:
             page = self._pages[worker] = _Page(self.journal.note)
-        for other in page.waiting:
-            other.alone = False
+        if len(page.waiting) == 1:  # of several, none is alone already
+            for other in page.waiting:
+                other.alone = False
         now = self._clock()
         others = self._others.get(worker)
         alone = not page.waiting and not (others and others.queued_requests)

@@ -12,12 +12,12 @@ are compared by their text, so no two are ever taken for each other.
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count
 from operator import add
 from sys import getsizeof
 from threading import Lock
 
+from msgspec import Struct
 from tokenizers import AddedToken
 
 from prefixfleet.router.added_tokens import cuts_of, pattern_of
@@ -40,8 +40,7 @@ _Key = tuple[int | str, str]
 """Of a place: that of the place before it, or the owner where a text begins; and the piece."""
 
 
-@dataclass(slots=True, eq=False)
-class _Place:
+class _Place(Struct, eq=False):
     """The end of a piece: its number, the newest prompt that has all before it, and their count."""
 
     key: _Key
@@ -50,8 +49,7 @@ class _Place:
     tokens: int
 
 
-@dataclass(slots=True, eq=False)
-class _Prompt:
+class _Prompt(Struct, eq=False):
     """What is remembered of one: the keys of all its places, and what it was charged in all."""
 
     rendered: Rendered

@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 from prefixfleet.store.chain import BlockHash, extend_chain
 
@@ -12,8 +13,7 @@ _TOKEN_BYTES, _HASH_BYTES = 4, 60  # an id in an array; a hash and its place in 
 _BLOCK_TOKENS = 16  # of a chain that is not computed yet
 
 
-@dataclass(slots=True, eq=False)
-class Rendered:
+class Rendered(Struct, eq=False):
     """Token ids of one rendered prompt, and the hash chains that were computed of them.
 
     Immutable but for the memo of chains. That is replaced, never changed: other threads read it.

@@ -7,34 +7,30 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any
 
-from msgspec import Raw, json, structs
-from multidict import CIMultiDict
+from msgspec import structs
 
 from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
-from prefixfleet.router.body import TRANSFER_KEY, Body, read_body, with_fields
+from prefixfleet.router.body import Body, read_body
 from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
 from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
-from prefixfleet.router.headers import KEEP, deadline_of, keep_of, lines_of, worker_lines
+from prefixfleet.router.for_worker import body_for_worker, lines_for_worker
+from prefixfleet.router.headers import KEEP, deadline_of, keep_of
+from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
-from prefixfleet.router.policy import LOAD_S
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
-from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
-from prefixfleet.store.records import PARAMS_KEY, PullPlan
 
 MAX_SENDS = 3  # a request that kills its engine shall not kill them all
-_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).split(b'"\\u0000"')
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -63,7 +59,9 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
         deadline_s = deadline_of(client.headers)
         until_s = received_s + patience_s(router.settings, key, deadline_s)
         workers = router.traffic.allowed(await ready_by(router, model, until_s))
+        await in_step()
         prompt, chains = await _understand(router, body, route, key, workers)
+        await in_step()
         router.limits.charge_tokens(key, prompt.tokens)
         passage = Passage(
             router=router,
@@ -161,30 +159,6 @@ async def _try_workers(
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
 
 
-def _body_with_plan(passage: Passage, dispatched: Dispatched) -> bytes:
-    if not passage.route.takes_plan:
-        return passage.body.raw
-    fields: dict[str, Any] = {}
-    source = dispatched.decision.source
-    if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = _params(dispatched)
-    elif source and (address := passage.router.p2p_addresses().get(source.node)):
-        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
-    elif passage.body.has(TRANSFER_KEY):
-        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
-    if not passage.key.shared_cache:
-        fields["cache_salt"] = passage.prompt.salt
-    return with_fields(passage.body, fields) if fields else passage.body.raw
-
-
-def _params(dispatched: Dispatched) -> object:
-    decision = dispatched.decision
-    if decision.source is not None or decision.load_within_s != LOAD_S:
-        return {PARAMS_KEY: dispatched.plan}
-    before, after = _NO_PULL  # most plans: nothing but the request's id in them
-    return Raw(before + json.encode(dispatched.request) + after)
-
-
 async def _send(passage: Passage, dispatched: Dispatched) -> int:
     """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
     router, worker = passage.router, dispatched.worker
@@ -198,6 +172,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> int:
         expected_s=dispatched.decision.prefill_s,
     )
     try:
+        await in_step()
         status, body = await _exchange(passage, dispatched, charge)
     finally:
         router.book.release(charge)
@@ -215,8 +190,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> int:
 async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) -> tuple[int, bytes]:
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
-    body = _body_with_plan(passage, dispatched)
-    lines = _worker_lines(passage)
+    body, lines = body_for_worker(passage, dispatched), lines_for_worker(passage)
     answer = await ask(router.pool, worker.record.url, client.target, lines, body)
     try:
         charge.first_byte(router.clock())
@@ -230,18 +204,6 @@ async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) ->
         answer.release()
     passage.note_pace(dispatched, charge, client.events)
     return answer.status, held
-
-
-def _worker_lines(passage: Passage) -> str:
-    """Of the upstream request. A client's own ``X-Request-Id`` stays."""
-    router, client = passage.router, passage.client
-    with_key = router.keys.path is None
-    more: dict[str, str] = {} if "X-Request-Id" in client.headers else {"X-Request-Id": passage.id}
-    passage.span.carry(more)
-    if "traceparent" not in more:
-        return client.worker_lines(with_key) + lines_of(more.items())
-    left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]
-    return worker_lines(CIMultiDict(left), with_key=with_key) + lines_of(more.items())
 
 
 def _judge(router: Router, worker: Worker, status: int) -> None:

@@ -24,6 +24,8 @@ HUB_HITS = 4
 starts a new conversation. Below that, the conversation goes on."""
 MOST_SOURCES = 1024
 SOURCE_WEIGHT = 8.0
+MOST_NEW = 15
+"""Powers of two by which new blocks of a request are told apart; blocks may be of 16 tokens."""
 _NONE = -1
 _ID_BITS = 40
 _ID = (1 << _ID_BITS) - 1
@@ -220,8 +222,8 @@ class UseHistory:
 
 
 def _request_feature(request: _Request, hits: int) -> int:
-    new = min(6, request.new.bit_length())
-    return new + 8 * request.goes_on + 16 * (hits > 0)
+    new = min(MOST_NEW, request.new.bit_length())
+    return new + 16 * request.goes_on + 32 * (hits > 0)
 
 
 def _hits_feature(hits: int, last: bool) -> int:

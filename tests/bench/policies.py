@@ -29,10 +29,12 @@ from policy_grid import (
     ceiling,
     different_blocks,
     points,
+    trace_file,
 )
 from rich.console import Console
 from rich.progress import track
 from traces import CONVERSATION
+from workloads import WORKLOADS
 
 from prefixfleet.router.simulate import OURS
 
@@ -49,14 +51,18 @@ def main():
     options.add_argument("--json", action="store_true", help="print no table")
     options.add_argument("--full", action="store_true", help="every point, whole workloads")
     options.add_argument("--requests", type=int, help="of each workload")
-    options.add_argument("--workload", nargs="+", default=COMPARED)
+    options.add_argument("--workload", nargs="+", default=COMPARED, help="names or trace files")
     options.add_argument("--jobs", type=int, default=os.cpu_count())
     options.add_argument("--resume", type=Path, metavar="FILE", help="points that are known")
     chosen = options.parse_args()
+    for name in chosen.workload:
+        if (file := trace_file(name)) not in (None, CONVERSATION) and not file.exists():
+            options.error(f"--workload {name}: expected a trace file or one of {sorted(WORKLOADS)}")
     if not CONVERSATION.exists():
         why = f"no {CONVERSATION}; set TRACES_DIR to a folder that holds {CONVERSATION.name}"
         print(json.dumps({"absent": why}))
         return
+    lead = next(filter(trace_file, chosen.workload), TRACE)
     grid = dict(FULL if chosen.full else QUICK)
     grid["requests"] = chosen.requests or grid["requests"]
     wanted = points(chosen.workload, **grid)
@@ -69,13 +75,13 @@ def main():
     with ProcessPoolExecutor(chosen.jobs, initializer=gc.disable) as pool:
         runs = computed(wanted, pool, chosen.resume)
         results = dict(track(runs, "simulating", len(wanted), console=Console(stderr=True)))
-        found = hits(pool, grid["requests"], chosen.resume)
+        found = hits(pool, lead, grid["requests"], chosen.resume)
     if not chosen.json:
         show(results)
-    print(json.dumps(summary(results, alone) | found))
+    print(json.dumps(summary(results, lead, alone) | found))
 
 
-def summary(results, alone):
+def summary(results, lead, alone):
     rows = []
     for point, figures in results.items():
         if point.policy == OURS and point not in alone:
@@ -86,7 +92,7 @@ def summary(results, alone):
     ours, turns = (results[point]["ttft_s"]["mean"] for point in alone)
     return {
         "mean_ttft_over_best_other": next(
-            (r[0] for r in rows if r[1:4] == (TRACE, RATE, BANDWIDTH)), None
+            (r[0] for r in rows if r[1:4] == (lead, RATE, BANDWIDTH)), None
         ),
         "worst_mean_ttft_over_best_other": worst[0],
         "worst_at": worst[1:],
@@ -103,11 +109,12 @@ def summary(results, alone):
     }
 
 
-def hits(pool, requests, path):
-    """Our part of what can be hit at all, with the memory that Algorithm 1 needs for 0.9 of it."""
-    arrivals = arrivals_of(TRACE, requests)
+def hits(pool, lead, requests, path):
+    """Our part of what can be hit at all, with the memory that Algorithm 1 needs for 0.9 of it, in
+    the first trace."""
+    arrivals = arrivals_of(lead, requests)
     most = ceiling(arrivals)
-    theirs = Point(TRACE, 1.0, BANDWIDTH, "algorithm-1", requests)
+    theirs = Point(lead, 1.0, BANDWIDTH, "algorithm-1", requests)
 
     known = {}
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from traces import CONVERSATION, Request
@@ -76,11 +77,18 @@ def run(point: Point) -> dict[str, Any]:
 
 @cache
 def arrivals_of(workload: str, requests: int) -> tuple[Arrival, ...]:
-    """The workload's first requests, at the rate of the trace's load."""
-    if workload == TRACE:
-        return tuple(read_trace(CONVERSATION, limit=requests))
+    """The workload's first requests: of a trace at its own rate, else at the trace's load."""
+    if (file := trace_file(workload)) is not None:
+        return tuple(read_trace(file, limit=requests))
     made = [_arrival(request) for request in WORKLOADS[workload]()[:requests]]
     return tuple(speed_up(made, load(arrivals_of(TRACE, requests)) / load(made)))
+
+
+def trace_file(workload: str) -> Path | None:
+    """The file of a workload that is a trace: one has a name, others are named by their paths."""
+    if workload in WORKLOADS:
+        return None
+    return CONVERSATION if workload == TRACE else Path(workload)
 
 
 def load(arrivals: Sequence[Arrival]) -> float:

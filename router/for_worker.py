@@ -1,0 +1,53 @@
+"""What a worker gets of a request: the client's body and headers, with the plan in them. Pure."""
+
+from typing import Any
+
+from msgspec import Raw, json
+from multidict import CIMultiDict
+
+from prefixfleet.router.body import TRANSFER_KEY, with_fields
+from prefixfleet.router.dispatch import Dispatched
+from prefixfleet.router.headers import lines_of, worker_lines
+from prefixfleet.router.policy import LOAD_S
+from prefixfleet.router.static_workers import remote_kv_source
+from prefixfleet.router.watch import Passage
+from prefixfleet.store.records import PARAMS_KEY, PullPlan
+
+_NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).split(b'"\\u0000"')
+
+
+def body_for_worker(passage: Passage, dispatched: Dispatched) -> bytes:
+    """The body, with what the worker's node shall do; where a client said that, it is dropped."""
+    if not passage.route.takes_plan:
+        return passage.body.raw
+    fields: dict[str, Any] = {}
+    source = dispatched.decision.source
+    if not dispatched.worker.static:
+        fields[TRANSFER_KEY] = _params(dispatched)
+    elif source and (address := passage.router.p2p_addresses().get(source.node)):
+        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
+    elif passage.body.has(TRANSFER_KEY):
+        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
+    if not passage.key.shared_cache:
+        fields["cache_salt"] = passage.prompt.salt
+    return with_fields(passage.body, fields) if fields else passage.body.raw
+
+
+def _params(dispatched: Dispatched) -> object:
+    decision = dispatched.decision
+    if decision.source is not None or decision.load_within_s != LOAD_S:
+        return {PARAMS_KEY: dispatched.plan}
+    before, after = _NO_PULL  # most plans: nothing but the request's id in them
+    return Raw(before + json.encode(dispatched.request) + after)
+
+
+def lines_for_worker(passage: Passage) -> str:
+    """Lines of its head but for host and length. A client's own ``X-Request-Id`` stays."""
+    router, client = passage.router, passage.client
+    with_key = router.keys.path is None
+    more: dict[str, str] = {} if "X-Request-Id" in client.headers else {"X-Request-Id": passage.id}
+    passage.span.carry(more)
+    if "traceparent" not in more:
+        return client.worker_lines(with_key) + lines_of(more.items())
+    left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]
+    return worker_lines(CIMultiDict(left), with_key=with_key) + lines_of(more.items())

@@ -156,13 +156,14 @@ class NodeCache:
 
     async def left_disk(self, hashes: Sequence[BlockHash]) -> None:
         """These leave the disk: the index must not name those that are nowhere else here."""
-        if gone := [block for block in hashes if not self.pool.match([block])]:
-            await self._announcer.withdraw(gone)
+        await self._announcer.withdraw(hashes, unless=self._in_pool)
 
     def resident(self) -> Iterator[BlockHash]:
-        """Every block of this node, in the pool or on disk; one in both comes twice."""
+        """Every block of this node, in the pool or on disk; one in both comes twice. Blocks that
+        leave the pool are among them: they may be on disk soon, and are withdrawn if not."""
         on_disk = self.tier.resident() if self.tier else iter(())
-        return (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
+        held = (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
+        return itertools.chain(held, self.pool.leaving())
 
     def segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks of this node, grouped by the head of their index segment."""
@@ -255,6 +256,9 @@ class NodeCache:
 
     def _on_disk(self, block: BlockHash) -> bool:
         return self.tier is not None and self.tier.holds(block)
+
+    def _in_pool(self, block: BlockHash) -> bool:
+        return self.pool.match([block]) == 1
 
     def _let_go(self) -> None:
         """What was only read through for a request leaves with it."""

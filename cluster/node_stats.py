@@ -89,6 +89,8 @@ class _Collector:
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
         failed = counters["failed_sources"]
         yield _counted("failed_sources", "Sources that failed in a pull", "reason", failed)
+        stuck = stats["stuck_links"]
+        yield _labelled("stuck_links", "Connections that do not close", "link", stuck)
         for name, text in (
             ("pulls", "Pulls"),
             ("pulled_bytes", "Bytes pulled from peers"),

@@ -29,6 +29,8 @@ READ_THREADS = 4
 RETRY_S = 60.0
 """Seconds without writes after the disk failed."""
 
+CLOSE_S = 10.0
+
 COUNTERS = (
     "written_blocks",
     "written_bytes",
@@ -88,10 +90,15 @@ class SsdTier:
         return len(found)
 
     async def close(self) -> None:
-        """Finish what is being written, then close the files."""
-        await self._run(self._writer, self._files.close)
-        self._writer.shutdown()
-        self._readers.shutdown()
+        """Finish what is being written, then close the files; a disk that does not answer within
+        `CLOSE_S` is left alone."""
+        closing = asyncio.ensure_future(self._run(self._writer, self._files.close))
+        if (await asyncio.wait({closing}, timeout=CLOSE_S))[0]:
+            closing.result()
+        else:
+            log.error("ssd tier: the disk ended no write within %g s: left open", CLOSE_S)
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are on disk."""

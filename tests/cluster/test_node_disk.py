@@ -1,5 +1,8 @@
 """The disk tier of a node daemon with real parts: what leaves memory comes back, whole, or not."""
 
+import asyncio
+import threading
+
 import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
@@ -7,6 +10,7 @@ from node_rig import PlainEngine, fresh_chain, payload_of, running_node, setting
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.slot_files import SlotFiles
 
 SLOT_BYTES = 8192
 POOL_SLOTS = 128
@@ -88,6 +92,61 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
             await engine.ask("release", request=f"r{number}")
             await until(lambda chain=chain: matched(index, chain, {"a": 60}))
         assert disk(daemon)["promoted_blocks"] > 0
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writes wait until this is set."""
+    gate, write = threading.Event(), SlotFiles.write
+
+    def wait(files, blocks):
+        gate.wait(120)
+        write(files, blocks)
+
+    monkeypatch.setattr(SlotFiles, "write", wait)
+    yield gate
+    gate.set()
+
+
+async def test_what_is_on_its_way_to_disk_when_the_node_joins_anew_is_published(
+    index, settings, slow_disk
+):
+    """A lease lapses on a busy machine; the new life starts from what the node has then."""
+    chain = fresh_chain(60)
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(chain)
+        await until(lambda: daemon.snapshot()["index"]["pending_blocks"] == 0)
+        pool = daemon._pool.host.pool
+        daemon._pool.cache._evictions._evict(20)
+        assert set(pool.leaving()) == set(chain[40:])
+
+        await index.leave(daemon._announcer.member)
+        await until(lambda: daemon.snapshot()["index"]["joins"] == 2)
+        assert set(pool.leaving()) == set(chain[40:])
+        slow_disk.set()
+        await until(lambda: idle(daemon))
+
+        assert on_disk(daemon, chain) == 60
+        await until(lambda: matched(index, chain, {"a": 60}))
+
+
+async def test_what_is_computed_again_while_it_leaves_the_disk_stays_published(index, settings):
+    chain = fresh_chain(60)
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(fresh_chain(1))
+        async with daemon._announcer._lock:  # the index is slow
+            leaves = asyncio.create_task(daemon._pool.cache.left_disk(chain))
+            await asyncio.sleep(0)
+            await engine.put(chain)
+        await leaves
+
+        await until(lambda: matched(index, chain, {"a": 60}))
 
 
 async def test_the_middle_of_a_chain_comes_back_to_its_place(index, settings):

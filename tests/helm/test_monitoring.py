@@ -44,6 +44,7 @@ def _node_snapshot():
         "index": defaultdict(int),
         "cache": defaultdict(int),
         "hits": defaultdict(float),
+        "stuck_links": numbers,
         "engines": 1,
         "degraded": [],
     }

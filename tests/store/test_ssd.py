@@ -3,9 +3,11 @@
 import asyncio
 import errno
 import mmap
+import threading
 
 import pytest
 
+from prefixfleet.store import ssd
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
@@ -208,3 +210,36 @@ async def test_reads_and_writes_at_once_keep_the_books(make_tier):
     assert results[0] == results[2] == 3
     for block, target in zip(CHAIN, targets, strict=False):
         verify(target, LAYOUT, NAMESPACE, block)
+
+
+class HungFiles(SlotFiles):
+    """The real files on a disk that does not answer until it may."""
+
+    may_answer: threading.Event
+
+    def write(self, blocks):
+        self.may_answer.wait(120)
+        super().write(blocks)
+
+
+async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monkeypatch, caplog):
+    monkeypatch.setattr(ssd, "CLOSE_S", 0.05)
+    files = HungFiles(tmp_path, LAYOUT, NAMESPACE, num_slots=4)
+    files.may_answer = threading.Event()
+    tier = SsdTier(
+        files,
+        NAMESPACE,
+        LruOrder(),
+        budget=WearBudget(None, clock),
+        leaving=lambda _: asyncio.sleep(0),
+        clock=clock,
+    )
+    await tier.open()
+    storing = asyncio.create_task(tier.store(writes(CHAIN[:1])))
+    await asyncio.sleep(0)
+
+    await tier.close()
+
+    assert "left open" in caplog.text
+    files.may_answer.set()
+    assert await storing == CHAIN[:1]

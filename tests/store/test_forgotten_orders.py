@@ -5,46 +5,21 @@ from contextlib import asynccontextmanager
 
 import pytest
 import redis.asyncio
+from redis_servers import forgetful_server
 
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.records import FleetWish
-from prefixfleet.store.redis_server import RedisServer
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.signed import Seals
 from prefixfleet.store.worker_orders import WorkerOrders
 
 SECRET = b"the same on all hosts"
-PASSWORD = "a password of this test"
-
-
-class Server:
-    """A server without persistence; it comes back at its address."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        self.running = self.start()
-        self.clients = []
-
-    def start(self):
-        return RedisServer.start(self.folder, password=PASSWORD, unix_socket=True)
-
-    async def lose_its_memory(self):
-        self.running._process.kill()
-        self.running.stop()
-        self.running = self.start()
-        for client in self.clients:  # else each finds out by one call that fails
-            await client.redis.connection_pool.disconnect()
-
-    @property
-    def url(self):
-        return self.running.url
 
 
 @pytest.fixture
 def server(tmp_path):
-    made = Server(tmp_path)
-    yield made
-    made.running.stop()
+    with forgetful_server(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture

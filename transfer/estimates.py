@@ -45,7 +45,6 @@ class Speed:
             rate = _blend(rate, size_bytes / transfer_s)
         return Speed(rate, _blend(self.setup_s, setup_s), queued_bytes, self.pulls + 1)
 
-
     def aged(self, age_s: float) -> "Speed":
         """The same ``age_s`` seconds later: the queue was sent at this link's pace meanwhile."""
         left = self.queued_bytes - int(age_s * self.bytes_per_s) if age_s < PROMISE_S else 0

@@ -18,19 +18,23 @@ _NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).sp
 
 def body_for_worker(passage: Passage, dispatched: Dispatched) -> bytes:
     """The body, with what the worker's node shall do; where a client said that, it is dropped."""
-    if not passage.route.takes_plan:
-        return passage.body.raw
-    fields: dict[str, Any] = {}
-    source = dispatched.decision.source
-    if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = _params(dispatched)
-    elif source and (address := passage.router.p2p_addresses().get(source.node)):
-        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
-    elif passage.body.has(TRANSFER_KEY):
-        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
-    if not passage.key.shared_cache:
+    route, fields = passage.route, {}
+    if route.takes_plan:
+        fields = _transfer(passage, dispatched)
+    if route.computes and not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
     return with_fields(passage.body, fields) if fields else passage.body.raw
+
+
+def _transfer(passage: Passage, dispatched: Dispatched) -> dict[str, Any]:
+    source = dispatched.decision.source
+    if not dispatched.worker.static:
+        return {TRANSFER_KEY: _params(dispatched)}
+    if source and (address := passage.router.p2p_addresses().get(source.node)):
+        return {TRANSFER_KEY: remote_kv_source(address, passage.id)}
+    if passage.body.has(TRANSFER_KEY):
+        return {TRANSFER_KEY: None}  # a client must not send an engine to fetch from anywhere
+    return {}
 
 
 def _params(dispatched: Dispatched) -> object:

@@ -16,6 +16,9 @@ DEADLINE = OURS + "ttft-deadline-ms"
 KEEP = OURS + "keep-s"
 """A client's wish that its prompt's prefix stays for so many seconds on the node that got it."""
 
+REQUEST_ID = "x-request-id"
+"""What a client calls its request; ours where it says nothing, or nothing that may be repeated."""
+
 _HOP_BY_HOP = {
     "connection",
     "keep-alive",

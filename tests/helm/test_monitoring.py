@@ -45,6 +45,8 @@ def _node_snapshot():
         "cache": defaultdict(int),
         "hits": defaultdict(float),
         "stuck_links": numbers,
+        "served": numbers,
+        "sessions": {"tcp": numbers},
         "engines": 1,
         "degraded": [],
     }

@@ -73,7 +73,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             received_s=received_s,
             deadline_s=deadline_s,
             keep_s=_keep_s(client.headers, key),
-            id=router.new_id(),
+            id=client.id,
             span=span,
         )
         passage.note_prompt()

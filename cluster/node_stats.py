@@ -129,6 +129,11 @@ def _disk(tier: dict[str, Any] | None) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
         )
+    yield GaugeMetricFamily(
+        "prefixfleet_node_ssd_wear_left",
+        "Disk tier: part of the wear budget that is left, 1 without a limit",
+        value=tier["wear_left"],
+    )
     for name in (*COUNTERS, *DISK_COUNTERS):
         yield CounterMetricFamily(
             f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]

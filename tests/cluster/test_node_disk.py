@@ -7,6 +7,7 @@ import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
 
+from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.redis_index import RedisIndex
@@ -259,6 +260,20 @@ async def test_a_peer_pulls_what_lies_on_disk(index, settings):
             assert engine.payload(slot, block) == payload_of(block)
 
 
+async def test_a_restarted_node_goes_on_with_the_same_wear_budget(index, settings):
+    tight = settings(ssd_write_bytes_per_day=24 * 10 * SLOT_BYTES)
+    written = 0
+    for _ in range(2):
+        async with (
+            running_node(index, tight) as daemon,
+            PlainEngine.connected(daemon.settings.socket_path) as engine,
+        ):
+            await fill(daemon, engine, [fresh_chain(60) for _ in range(4)])
+            written += disk(daemon)["written_blocks"]
+
+    assert 0 < written <= 15, "ten, and what came in a few minutes"
+
+
 async def test_a_disk_that_takes_no_more_leaves_the_node_serving_and_shows(index, settings):
     """A wear budget of nothing much: blocks leave memory unwritten, and are counted."""
     chains = [fresh_chain(60) for _ in range(4)]
@@ -271,6 +286,8 @@ async def test_a_disk_that_takes_no_more_leaves_the_node_serving_and_shows(index
 
         assert disk(daemon)["written_blocks"] <= 10
         assert disk(daemon)["refused_wear"] + disk(daemon)["not_worth_blocks"] > 0
+        assert disk(daemon)["wear_left"] < 1
+        assert b"prefixfleet_node_ssd_wear_left " in render_metrics(daemon.snapshot())
         assert await check(engine, chains[-1]) == 60
         await until(
             lambda: matched(

@@ -12,7 +12,8 @@ MAX_DIGITS = 10
 MAX_REQUEST_ID = 128  # characters
 OURS = "x-prefixfleet-"
 DEADLINE = OURS + "ttft-deadline-ms"
-"""A client's own limit on the time to first token: refuse at once what would come later."""
+"""A client's own limit on the time to first token: what would come later is refused at once (429),
+what has not come by then is given up (504)."""
 
 KEEP = OURS + "keep-s"
 """A client's wish that its prompt's prefix stays for so many seconds on the node that got it."""

@@ -85,7 +85,10 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
     rate = status["hit_rate"]
     if rate:
         shown = ", ".join(f"{k} {rate[k]:.2f}" for k in ("mean", "p50", "p90", "p99") if k in rate)
-        console.print(f"hit rate of {rate.get('count', 0)} requests: {shown}")
+        console.print(
+            f"hit rate of {rate.get('count', 0)} requests: {shown} "
+            "(P90, P99: what nine tenths, 99 of 100 reach at least)"
+        )
     for mode in status["degraded"]:
         console.print(f"degraded: {mode['reason']}; {mode['remedy']}", style="yellow", markup=False)
     for node in status["nodes"]:

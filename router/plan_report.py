@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from prefixfleet.router.percentiles import REACHED
 from prefixfleet.router.replay_report import packaged
 
 Plan = Mapping[str, Any]
@@ -30,8 +31,8 @@ def words(plan: Plan) -> list[str]:
         said.append("The cache is not worth it for this trace: no memory pays for itself.")
     said.append(
         f"More than {most['hit_rate']['mean']:.0%} cannot be found with any memory; half of the "
-        f"requests find {most['hit_rate']['p50']:.0%} or less, one in ten "
-        f"{most['hit_rate']['p10']:.0%}."
+        f"requests then find at least {most['hit_rate']['p50']:.0%}, nine tenths at least "
+        f"{most['hit_rate']['p90']:.0%}, 99 of 100 at least {most['hit_rate']['p99']:.0%}."
     )
     said.append(
         f"First token, P50 / P99 in simulation: {_ttft(without)} s without a cache, {_ttft(own)} s "
@@ -84,14 +85,15 @@ def _ttft(run: Mapping[str, Any]) -> str:
 
 def _memory(plan: Plan) -> Table:
     table = Table(
-        "GB, fleet", "hit rate", "90 % interval", "P10", "P50", "P90",
+        "GB, fleet", "hit rate", "90 % interval", "P50", "P90", "P99",
         "saved nodes", "break-even, nodes a GB", "pays", title="Memory",
+        caption=f"Hit rate {REACHED}",
     )  # fmt: skip
     for at, step in zip(plan["memory"], plan["enough"]["steps"], strict=True):
         rate = at["hit_rate"]
         table.add_row(
             f"{at['gb']:,.0f}", f"{rate['mean']:.3f}", f"{rate['low']:.3f} to {rate['high']:.3f}",
-            *(f"{rate[p]:.3f}" for p in ("p10", "p50", "p90")), f"{at['saved_nodes']:.2f}",
+            *(f"{rate[p]:.3f}" for p in ("p50", "p90", "p99")), f"{at['saved_nodes']:.2f}",
             f"{step['break_even_gb_per_node']:.2e}", "yes" if step["pays"] else "no",
         )  # fmt: skip
     return table

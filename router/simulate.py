@@ -18,9 +18,9 @@ from rich.table import Table
 from prefixfleet.router.calibration import Learned, calibration
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
 from prefixfleet.router.peer_policies import PEERS
+from prefixfleet.router.percentiles import spread
 from prefixfleet.router.policy import choose
 from prefixfleet.router.replay import positive
-from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.simulated_fleet import Fleet, Served
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -29,6 +28,11 @@ def words(plan: Plan) -> list[str]:
         )
     else:
         said.append("The cache is not worth it for this trace: no memory pays for itself.")
+    if enough["more_pays"]:
+        said.append(
+            f"More than the {enough['given_gb']:,.0f} GB that you gave would pay too; the settings "
+            "stay within them."
+        )
     said.append(
         f"More than {most['hit_rate']['mean']:.0%} cannot be found with any memory; half of the "
         f"requests then find at least {most['hit_rate']['p50']:.0%}, nine tenths at least "
@@ -38,6 +42,7 @@ def words(plan: Plan) -> list[str]:
         f"First token, P50 / P99 in simulation: {_ttft(without)} s without a cache, {_ttft(own)} s "
         f"with each node's own, {_ttft(shared)} s with one for all."
     )
+    said.append(_pulling(plan["pulling"]))
     if "saved_a_month" in enough:
         said.append(
             f"The memory costs {enough['cost_a_month']:,.0f} a month and saves "
@@ -68,15 +73,27 @@ def show(plan: Plan, console: Console) -> None:
     )
     for name, value in plan["settings"].items():
         console.print(f"{name}={value}", highlight=False)
+    if "PREFIXFLEET_NODE_SSD_PATH" in plan["settings"]:
+        console.print("FOLDER: one on each node's SSD", highlight=False)
 
 
-def write_html(path: Path, plan: Plan) -> None:
+def render_plan(plan: Plan) -> str:
     """One self-contained page; ``<`` is escaped so that no text can end the script element."""
     figures = json.dumps({"words": words(plan), **plan}).replace("<", "\\u003c")
     page = packaged("plan_report.html")
     page = page.replace("/*UPLOT_CSS*/", packaged("uplot.min.css"))
     page = page.replace("/*UPLOT_JS*/", packaged("uplot.min.js"))
-    path.write_text(page.replace("/*PLAN*/", figures), encoding="utf-8")
+    return page.replace("/*PLAN*/", figures)
+
+
+def _pulling(worth: Mapping[str, float]) -> str:
+    more = worth["adds_goodput_per_s"]
+    return (
+        f"That nodes give blocks to each other, with {worth['node_gb']:,.3g} GB of DRAM on each, "
+        f"makes the time to the first token {worth['ttft_mean_over_own']:.2f} of what it is with "
+        f"each node's own on average, {worth['ttft_p99_over_own']:.2f} at P99, and "
+        f"{abs(more):.2f} requests a second {'more' if more >= 0 else 'fewer'} come in time."
+    )
 
 
 def _ttft(run: Mapping[str, Any]) -> str:

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from prefixfleet.router.arguments import positive
 from prefixfleet.router.percentiles import REACHED
-from prefixfleet.router.replay import positive
 from prefixfleet.store.errors import ConfigError
 
 ASK_S = 10.0

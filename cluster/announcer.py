@@ -85,17 +85,23 @@ class Announcer:
         self._renewed_at = float("-inf")
         self._wake.set()
 
-    async def withdraw(self, hashes: Sequence[BlockHash]) -> None:
-        """Say that these blocks go. When it returns, the index no longer names them for the
-        current life, or that life is void."""
-        async with self._lock:
-            for block in hashes:
+    async def withdraw(
+        self, hashes: Sequence[BlockHash], unless: Callable[[BlockHash], bool] = lambda _: False
+    ) -> None:
+        """Say that these blocks go, ``unless`` one is still, or again, on this node. When it
+        returns, the index no longer names the others for the current life, or that life is void.
+        """
+        if all(map(unless, hashes)):
+            return
+        async with self._lock:  # what came back while this waited is published already
+            gone = [block for block in hashes if not unless(block)]
+            for block in gone:
                 self._pending.pop(block, None)
-            if self._member is None or not self._joined:
+            if not gone or self._member is None or not self._joined:
                 return
             try:
-                await self._index.withdraw(self._member, self._segments(hashes))
-                self.withdrawn_blocks += len(hashes)
+                await self._index.withdraw(self._member, self._segments(gone))
+                self.withdrawn_blocks += len(gone)
             except (Fenced, IndexUnavailable) as error:
                 self._end_life(f"blocks could not be withdrawn: {error}")
 

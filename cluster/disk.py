@@ -3,6 +3,7 @@
 Must not know what is kept there, nor when.
 """
 
+import asyncio
 import contextlib
 import logging
 import time
@@ -19,6 +20,7 @@ from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.store.wear import WearBudget
+from prefixfleet.store.wear_file import WearFile
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +73,19 @@ def disk_key(settings: NodeSettings) -> bytes | None:
     return read_key(settings.ssd_key_file)
 
 
+def _budget(
+    disk: Disk, settings: NodeSettings, slot_bytes: int
+) -> tuple[WearFile | None, WearBudget]:
+    """What may be written, by what earlier lives left of it; no file where there is no limit."""
+    per_day = settings.ssd_write_bytes_per_day
+    if not per_day:
+        return None, WearBudget(None, time.monotonic)
+    file = WearFile(disk.folder / "wear", time.time)
+    return file, WearBudget(
+        per_day, time.monotonic, least_bytes=slot_bytes, left_bytes=file.left_bytes(per_day)
+    )
+
+
 async def open_tier(
     disk: Disk,
     settings: NodeSettings,
@@ -88,11 +103,13 @@ async def open_tier(
             f"a block of this engine takes {kind.layout.slot_bytes} bytes, the disk tier has "
             f"{settings.ssd_bytes}; set PREFIXFLEET_NODE_SSD_BYTES higher"
         )
+    wear_file, budget = await asyncio.to_thread(_budget, disk, settings, files.layout.slot_bytes)
     tier = SsdTier(
         files,
         kind.digest,
         LruOrder(),
-        budget=WearBudget(settings.ssd_write_bytes_per_day or None, time.monotonic),
+        budget=budget,
+        wear_file=wear_file,
         leaving=leaving,
         clock=time.monotonic,
     )

@@ -159,8 +159,7 @@ class Evictions:
             if self._demotion is not None and not spoiled:
                 elsewhere = await self._announcer.elsewhere(victims.hashes)
                 await self._demotion.keep(victims, elsewhere)
-            if gone := [block for block in victims.hashes if not self._on_disk(block)]:
-                await self._announcer.withdraw(gone)
+            await self._announcer.withdraw(victims.hashes, unless=self._on_disk)
         finally:
             self._pool.free(victims)
             self.evicted_blocks += len(victims.hashes)

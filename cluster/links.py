@@ -24,6 +24,10 @@ class Links:
     forced: str | None
     missing: dict[str, str]
 
+    def sessions(self) -> dict[str, dict[str, int]]:
+        """Of each link the ended connections of callers by reason, and what they were refused."""
+        return {name: dict(link.counters) for name, link in self.by_name.items()}
+
 
 def open_links(settings: NodeSettings, secret: bytes) -> Links:
     """The links that this installation has. Raises `ConfigError` if the forced one is not."""

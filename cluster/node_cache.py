@@ -11,12 +11,11 @@ from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
-from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.cluster.evictions import Evictions
 from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.cluster.holders import Holders
+from prefixfleet.cluster.node_disk import NodeDisk
 from prefixfleet.cluster.peer_book import PeerBook
-from prefixfleet.cluster.promotion import Promotion
 from prefixfleet.cluster.pulls import Pull, Pulls
 from prefixfleet.cluster.writes import Writes
 from prefixfleet.store.chain import BlockHash
@@ -70,13 +69,11 @@ class NodeCache:
         self._move = move
         self._examine = examine
         self._clock = clock
-        self._demotion = Demotion(pool, tier, slot, clock) if tier else None
-        self._evictions = Evictions(
-            pool, announcer, self._demotion, on_disk=self._on_disk, clock=clock
+        self._disk = (
+            NodeDisk(pool, tier, slot, make_room=self._room_for, clock=clock) if tier else None
         )
-        self._promotion = (
-            Promotion(pool, tier, slot, make_room=self._room_for, clock=clock) if tier else None
-        )
+        demotion = self._disk.demotion if self._disk else None
+        self._evictions = Evictions(pool, announcer, demotion, on_disk=self._on_disk, clock=clock)
         self.retention = Retention(pool, clock)
         self._writes = Writes(pool, shards)
         self._pulls = Pulls(
@@ -147,7 +144,7 @@ class NodeCache:
     async def offer(self, hashes: Sequence[BlockHash], within_s: float) -> None:
         """A peer asks for ``hashes``, any part of a chain: have them in the pool if they are on
         disk, within its time."""
-        if self.tier is None or not self.tier.match(hashes[self.pool.match(hashes) :]):
+        if self._disk is None or not self._disk.adds_to(hashes):
             return
         with self.pool.pin(hashes, used=False):
             began_s = self._clock()
@@ -156,13 +153,14 @@ class NodeCache:
 
     async def left_disk(self, hashes: Sequence[BlockHash]) -> None:
         """These leave the disk: the index must not name those that are nowhere else here."""
-        if gone := [block for block in hashes if not self.pool.match([block])]:
-            await self._announcer.withdraw(gone)
+        await self._announcer.withdraw(hashes, unless=self._in_pool)
 
     def resident(self) -> Iterator[BlockHash]:
-        """Every block of this node, in the pool or on disk; one in both comes twice."""
+        """Every block of this node, in the pool or on disk; one in both comes twice. Blocks that
+        leave the pool are among them: they may be on disk soon, and are withdrawn if not."""
         on_disk = self.tier.resident() if self.tier else iter(())
-        return (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
+        held = (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
+        return itertools.chain(held, self.pool.leaving())
 
     def segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks of this node, grouped by the head of their index segment."""
@@ -191,16 +189,7 @@ class NodeCache:
 
     def disk_numbers(self) -> dict[str, Any]:
         """The disk tier for status; empty without one."""
-        if self.tier is None or self._demotion is None or self._promotion is None:
-            return {}
-        return self.tier.stats() | {
-            "promoted_blocks": self._promotion.promoted_blocks,
-            "passed_blocks": self._promotion.passed_blocks,
-            "waiting_blocks": self._demotion.waiting,
-            "not_worth_blocks": self._demotion.not_worth,
-            "refused_busy": self._demotion.refused_busy + self._promotion.refused_busy,
-            "degraded": self._demotion.degraded,
-        }
+        return self._disk.numbers() if self._disk else {}
 
     def room(self) -> dict[str, Any]:
         """How the pool is split between requests in flight, wishes and everything else."""
@@ -214,8 +203,8 @@ class NodeCache:
         """End pulls, claims, reads and evictions, then the disk tier."""
         await self._pulls.close()
         await self.claims.close()
-        if self._promotion is not None:
-            await self._promotion.close()
+        if self._disk is not None:
+            await self._disk.close()
         await self._evictions.close()
         self.retention.close()
 
@@ -225,13 +214,8 @@ class NodeCache:
             self.retention.expire()
 
     async def _bring(self, hashes: Sequence[BlockHash], deadline: float) -> None:
-        """``hashes`` may be any part of a chain: what it lacks before them is read too."""
-        if self.tier is None or self._promotion is None:
-            return
-        here = self.pool.match(hashes)
-        on_disk = self.tier.match(hashes[here:])
-        chain = self.tier.chain_to(hashes[here + on_disk - 1]) if on_disk else hashes
-        await self._promotion.bring(chain, deadline)
+        if self._disk is not None:
+            await self._disk.bring(hashes, deadline)
 
     async def _room_for(self, hashes: Sequence[BlockHash], position: int) -> int:
         """Room for blocks from disk, also those that will only pass through."""
@@ -256,7 +240,10 @@ class NodeCache:
     def _on_disk(self, block: BlockHash) -> bool:
         return self.tier is not None and self.tier.holds(block)
 
+    def _in_pool(self, block: BlockHash) -> bool:
+        return self.pool.match([block]) == 1
+
     def _let_go(self) -> None:
         """What was only read through for a request leaves with it."""
-        if self._promotion is not None:
-            self._evictions.start(self._promotion.let_go())
+        if self._disk is not None:
+            self._evictions.start(self._disk.let_go())

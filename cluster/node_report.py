@@ -53,6 +53,7 @@ class NodeReport:
                 "published_blocks": announcer.published_blocks,
                 "withdrawn_blocks": announcer.withdrawn_blocks,
             },
+            "sessions": self._links.sessions(),
             "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
             "engines": self._engines.engines,

@@ -89,6 +89,10 @@ class _Collector:
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
         failed = counters["failed_sources"]
         yield _counted("failed_sources", "Sources that failed in a pull", "reason", failed)
+        stuck = stats["stuck_links"]
+        yield _labelled("stuck_links", "Connections that do not close", "link", stuck)
+        yield _counted("served", "Questions of peers", "outcome", stats["served"])
+        yield _sessions(stats["sessions"])
         for name, text in (
             ("pulls", "Pulls"),
             ("pulled_bytes", "Bytes pulled from peers"),
@@ -125,10 +129,28 @@ def _disk(tier: dict[str, Any] | None) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
         )
+    yield GaugeMetricFamily(
+        "prefixfleet_node_ssd_wear_left",
+        "Disk tier: part of the wear budget that is left, 1 without a limit",
+        value=tier["wear_left"],
+    )
     for name in (*COUNTERS, *DISK_COUNTERS):
         yield CounterMetricFamily(
             f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
         )
+
+
+def _sessions(links: dict[str, dict[str, int]]) -> Metric:
+    """The listening side: reasons are those of our own errors, so that labels are bounded."""
+    metric = CounterMetricFamily(
+        "prefixfleet_node_sessions",
+        "Connections of peers that ended, and what was refused to them",
+        labels=["link", "reason"],
+    )
+    for link, reasons in links.items():
+        for reason, count in reasons.items():
+            metric.add_metric([link, reason], count)
+    return metric
 
 
 def _labelled(name: str, text: str, label: str, values: dict[str, float]) -> Metric:

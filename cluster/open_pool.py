@@ -40,7 +40,8 @@ class OpenPool:
 
     def degraded(self) -> list[str]:
         """Why a part of it does less than it should; empty strings for those that are well."""
-        return [self.cache.disk_numbers().get("degraded", ""), self.replicator.degraded]
+        disk, links = self.cache.disk_numbers().get("degraded", ""), self.puller.closing
+        return [disk, self.replicator.degraded, *links.degraded()]
 
     async def close(self) -> None:
         """End pulls, claims and reads, then give back links, disk and memory."""
@@ -71,6 +72,7 @@ def report(pool: OpenPool | None) -> dict[str, Any]:
     return {
         "links": pool.puller.paths.report() if pool else {},
         "lanes": dict(pool.puller.paths.lanes) if pool else {},
+        "stuck_links": dict(pool.puller.closing.stuck) if pool else {},
         "collective": dict(pool.replicator.part.counters) if pool else {},
         "served": dict(pool.host.server.counters) if pool else {},
         "cache": pool.cache.numbers() if pool else NO_CACHE,

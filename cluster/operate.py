@@ -47,7 +47,7 @@ def drain(options: argparse.Namespace) -> int:
 
     async def done(_: FleetWish, workers: Sequence[WorkerRecord]) -> bool:
         drained = [w for w in workers if _names([w]) & names]
-        return all(w.state == "draining" for w in drained) and not await _in_flight(drained)
+        return all(w.state != "ready" for w in drained) and not await _in_flight(drained)
 
     return asyncio.run(_change(options, change, done, _known(names)))
 

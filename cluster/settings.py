@@ -70,10 +70,10 @@ class NodeSettings(Section):
     link: LinkName = "auto"
     collective: Literal["off", "observe", "enforce"] = "off"
     collective_device: str = Field(default="", pattern=r"^(cuda:\d+)?$")  # broadcasts by NCCL
-    eviction: OrderName = "value"
+    eviction: OrderName = "value"  # of the pool in memory; the disk is least recently used
     ssd_path: Path | None = None
     ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)
-    ssd_write_bytes_per_day: int = Field(default=0, ge=0)
+    ssd_write_bytes_per_day: int = Field(default=0, ge=0)  # an hour of it, or a block, at once
     ssd_key_file: Path | None = None  # 64 hex digits: blocks on disk are AES-256-GCM by it
 
     @field_validator("ssd_path")

@@ -14,6 +14,9 @@ from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.registry import WorkerRegistry
 
 ASK_S = 5.0
+REFUSALS = ("refused", "protocol", "not_granted", "too_many", "error")
+"""Of the reasons for which connections of peers end, those that no sound peer gives: another
+secret or no word in time, another version or junk, a read without a lease, too many, a fault."""
 
 
 async def read_status(directory: RunDir, endpoint: str = "") -> dict[str, Any]:
@@ -89,6 +92,9 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
             f"hit rate of {rate.get('count', 0)} requests: {shown} "
             "(P90, P99: what nine tenths, 99 of 100 reach at least)"
         )
+    for node in status["nodes"]:
+        if refused := _refused(node["stats"].get("sessions")):
+            console.print(f"refused callers: {node['node']}: {refused}", markup=False)
     for mode in status["degraded"]:
         console.print(f"degraded: {mode['reason']}; {mode['remedy']}", style="yellow", markup=False)
     for node in status["nodes"]:
@@ -138,6 +144,13 @@ def _number(numbers: object, name: str) -> float:
     """What a node tells of itself; 0 for what is no number: one broken node hides no other."""
     value = numbers.get(name) if isinstance(numbers, Mapping) else None
     return value if isinstance(value, int | float) else 0.0
+
+
+def _refused(sessions: object) -> str:
+    """What callers of a node's links were refused, how often; "" for nothing."""
+    told = sessions if isinstance(sessions, Mapping) else {}
+    counts = [(link, why, _number(told[link], why)) for link in told for why in REFUSALS]
+    return ", ".join(f"{link} {why} {count:g}" for link, why, count in counts if count)
 
 
 def _links(node: Mapping[str, Any]) -> list[tuple[str, str, str, Mapping[str, Any]]]:

@@ -168,7 +168,7 @@ class Worker:
             self._say_once(f"worker {record.worker}: the wish cannot be read: {error}")
         else:
             self._said = ""
-        state = "draining" if self._leaving else self._wished
+        state = "leaving" if self._leaving else self._wished
         try:
             await self._registry.announce(replace(record, state=state), ttl_s=LEASE_S)
         except IndexUnavailable as error:

@@ -16,6 +16,7 @@ import uvloop
 from prefixfleet.router.app import lane_routes, make_app
 from prefixfleet.router.bursts import Bursts
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.edge import Edge
 from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneRunner
 from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
@@ -165,6 +166,7 @@ def app_runner(router: Router, sibling_socket: Path | None = None) -> LaneRunner
     return LaneRunner(
         make_app(router, sibling_socket),
         lane_routes(router),
+        Edge(router.metrics, router.settings.silence_timeout_s, router.new_id),
         handler_cancellation=True,
         auto_decompress=False,  # `inflate` does it, under a limit and with a clear refusal
         shutdown_timeout=DRAIN_S,

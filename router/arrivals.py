@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from prefixfleet.router.errors import NoWorker
+from prefixfleet.router.errors import AllDrained, NoWorker
 
 if TYPE_CHECKING:
     from prefixfleet.router.core import Router
@@ -39,6 +39,7 @@ async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker
 
     Raises:
         UnknownModel: the model is not served here; at once.
+        AllDrained: no worker of the model will come back by itself; at once.
         NoWorker: there was none until ``until_s`` of the router's clock; or too many wait already.
     """
     roster, counted = router.roster, False
@@ -47,6 +48,8 @@ async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker
         came = roster.next_arrival()
         try:
             return roster.ready(model)
+        except AllDrained:
+            raise
         except NoWorker:
             left_s = until_s - router.clock()
             if left_s <= 0 or router.without_worker >= most:

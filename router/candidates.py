@@ -17,6 +17,7 @@ from prefixfleet.store.records import NodeRecord
 MAX_BLOCK_S = 60.0  # no node's block takes longer, whatever its record says
 MAX_SETUP_S = 3_600.0  # of a link, likewise
 MAX_BYTES_PER_S = 1e13
+MAX_QUEUE_S = 60.0  # of a source: no read lease lasts longer
 MAX_SOURCES = 16  # that are compared for one worker: a prefix that all nodes hold has too many
 
 
@@ -95,21 +96,44 @@ def longest(
     ]
 
 
-def over_links(node: str, links: Links, sources: Sequence[Source]) -> Sequence[Source]:
-    """``sources`` with the links that ``node`` has measured; a node is none for itself.
+def over_links(
+    node: str, links: Links, sources: Sequence[Source], told_s: float = 0.0
+) -> Sequence[Source]:
+    """``sources`` with the links that ``node`` has measured, and the queues that it met there, as
+    it told ``told_s`` seconds ago; a node is none for itself.
 
     The very same ``sources`` where nothing is to be changed: the policy sees by that who is
     alike.
     """
     if links:
         return [
-            structs.replace(source, link=read_link(links.get(source.node)) or source.link)
+            _over(source, links.get(source.node), told_s)
             for source in sources
             if source.node != node
         ]
     if sources and any(source.node == node for source in sources):
         return [source for source in sources if source.node != node]
     return sources
+
+
+def _over(source: Source, measured: object, told_s: float) -> Source:
+    link = read_link(measured)
+    if link is None:
+        return source
+    queue_s = read_queue_s(measured, link, told_s)
+    return structs.replace(source, link=link, wait_s=max(source.wait_s, queue_s))
+
+
+def read_queue_s(measured: object, link: LinkSpeed, told_s: float) -> float:
+    """Seconds until a source has sent what it had promised to others, by the record of a node that
+    came ``told_s`` seconds ago; 0 for what says nothing.
+
+    Not added to what this router has planned from there: the source counts that too.
+    """
+    queued = measured.get("queued_bytes") if isinstance(measured, dict) else None
+    if not _is_number(queued) or queued <= 0:
+        return 0.0
+    return max(0.0, min(queued / max(link.bytes_per_s, 1.0), MAX_QUEUE_S) - told_s)
 
 
 def read_link(measured: object) -> LinkSpeed | None:

@@ -93,6 +93,8 @@ class Dispatcher:
         self._models: dict[str, PrefillModel] = dict(models or {})
         self._lineups: dict[tuple[Worker, ...], Lineup] = {}  # the last one asked for is the last
         self._lined_up_by: Mapping[str, NodeRecord] = {}
+        self._told: Mapping[str, NodeRecord] = {}  # the records of the last decision
+        self._told_at_s = 0.0  # when they were new
 
     def chains(self, prompt: Prompt, workers: Sequence[Worker]) -> Chains:
         """The prompt's chain in each namespace of ``workers``. Slow for long prompts; pure."""
@@ -105,6 +107,8 @@ class Dispatcher:
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
         findings = {kind: self._look_up(chain) for kind, chain in chains.items()}
+        now = self._clock()
+        told_s = self._told_s(now)
 
         def of(worker: Worker, busy_s: float, load: Load) -> Candidate:
             prefill, links = self._kind_of(worker)
@@ -113,12 +117,12 @@ class Dispatcher:
             node = worker.record.node
             if worker.static and node not in self._pullable():
                 sources = ()
-            sources = over_links(node, links, sources)
+            sources = over_links(node, links, sources, told_s)
             return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))
 
         if self._policy is choose and len(workers) > FEW:
             lineup = self._lineup(workers)
-            ranks = Ranks(prompt.tokens, lineup, findings, self._clock(), self.book.load, of)
+            ranks = Ranks(prompt.tokens, lineup, findings, now, told_s, self.book.load, of)
             return soonest(ranks, self._draw)
         candidates = []
         for worker in workers:
@@ -221,6 +225,13 @@ class Dispatcher:
         record = self._records().get(worker.record.node)
         links = record.stats.get("links") if record else None
         return self.prefill_model(worker), links if isinstance(links, dict) and links else None
+
+    def _told_s(self, now: float) -> float:
+        """How long ago the nodes' records were new here, as far as decisions show."""
+        records = self._records()
+        if records is not self._told:
+            self._told, self._told_at_s = records, now
+        return now - self._told_at_s
 
     def _block_s(self, node: str) -> float:
         return read_block_s(self._records().get(node))

@@ -104,6 +104,10 @@ class NoWorker(Refusal):
     status, kind, code = 503, "server_error", "no_worker"
 
 
+class AllDrained(NoWorker):
+    """An operator has drained every worker of the model: none comes back by itself."""
+
+
 class OrdersUnavailable(Refusal):
     """An operator's order cannot be kept where all routers see it."""
 

@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from prefixfleet.router.body import TRANSFER_KEY, with_fields
 from prefixfleet.router.dispatch import Dispatched
-from prefixfleet.router.headers import lines_of, worker_lines
+from prefixfleet.router.headers import REQUEST_ID, lines_of, worker_lines
 from prefixfleet.router.policy import LOAD_S
 from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.watch import Passage
@@ -18,19 +18,23 @@ _NO_PULL = json.encode({PARAMS_KEY: PullPlan(request="\0", budget_s=LOAD_S)}).sp
 
 def body_for_worker(passage: Passage, dispatched: Dispatched) -> bytes:
     """The body, with what the worker's node shall do; where a client said that, it is dropped."""
-    if not passage.route.takes_plan:
-        return passage.body.raw
-    fields: dict[str, Any] = {}
-    source = dispatched.decision.source
-    if not dispatched.worker.static:
-        fields[TRANSFER_KEY] = _params(dispatched)
-    elif source and (address := passage.router.p2p_addresses().get(source.node)):
-        fields[TRANSFER_KEY] = remote_kv_source(address, passage.id)
-    elif passage.body.has(TRANSFER_KEY):
-        fields[TRANSFER_KEY] = None  # a client must not send an engine to fetch from anywhere
-    if not passage.key.shared_cache:
+    route, fields = passage.route, {}
+    if route.takes_plan:
+        fields = _transfer(passage, dispatched)
+    if route.computes and not passage.key.shared_cache:
         fields["cache_salt"] = passage.prompt.salt
     return with_fields(passage.body, fields) if fields else passage.body.raw
+
+
+def _transfer(passage: Passage, dispatched: Dispatched) -> dict[str, Any]:
+    source = dispatched.decision.source
+    if not dispatched.worker.static:
+        return {TRANSFER_KEY: _params(dispatched)}
+    if source and (address := passage.router.p2p_addresses().get(source.node)):
+        return {TRANSFER_KEY: remote_kv_source(address, passage.id)}
+    if passage.body.has(TRANSFER_KEY):
+        return {TRANSFER_KEY: None}  # a client must not send an engine to fetch from anywhere
+    return {}
 
 
 def _params(dispatched: Dispatched) -> object:
@@ -42,12 +46,13 @@ def _params(dispatched: Dispatched) -> object:
 
 
 def lines_for_worker(passage: Passage) -> str:
-    """Lines of its head but for host and length. A client's own ``X-Request-Id`` stays."""
+    """Lines of its head but for host and length, with the request's name as the client has it."""
     router, client = passage.router, passage.client
     with_key = router.keys.path is None
-    more: dict[str, str] = {} if "X-Request-Id" in client.headers else {"X-Request-Id": passage.id}
+    given = client.headers.get(REQUEST_ID)
+    more: dict[str, str] = {} if given == client.called else {REQUEST_ID: client.called}
     passage.span.carry(more)
-    if "traceparent" not in more:
+    if "traceparent" not in more and (given is None or not more):
         return client.worker_lines(with_key) + lines_of(more.items())
     left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]
     return worker_lines(CIMultiDict(left), with_key=with_key) + lines_of(more.items())

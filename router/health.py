@@ -5,7 +5,7 @@ import logging
 
 import aiohttp
 
-from prefixfleet.router.roster import Roster, Standing
+from prefixfleet.router.roster import EXAMINED, Roster, Standing
 
 FAILURES = 3  # in a row until a worker is down: one slow answer is no fault
 
@@ -26,7 +26,7 @@ class HealthChecks:
         """Look until cancelled."""
         while True:
             await asyncio.sleep(self._interval_s)
-            asked = [s for s in self._roster.standings() if s.state in ("ready", "draining")]
+            asked = [s for s in self._roster.standings() if s.state in EXAMINED]
             self._failures = {
                 s.record.worker: self._failures.get(s.record.worker, 0) for s in asked
             }

@@ -103,6 +103,12 @@ class Metrics:
         self.broken_streams = Counter(
             "prefixfleet_broken_streams", "Answers that a worker broke off", registry=r
         )
+        self.cut_clients = Counter(
+            "prefixfleet_cut_clients",
+            "Clients cut off: unread, they took nothing of their answer",
+            ["reason"],
+            registry=r,
+        )
         self.hints = Counter(
             "prefixfleet_prefetch_hints", "Hints sent to nodes", ["result"], registry=r
         )

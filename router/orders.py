@@ -78,7 +78,7 @@ class Orders:
         for record in records:
             state = self.of(record.worker).state
             if state != "removed":
-                drained = state == "draining"
+                drained = state == "draining" and record.state == "ready"
                 obeyed.append(replace(record, state=state) if drained else record)
         return obeyed
 

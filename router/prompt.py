@@ -61,8 +61,12 @@ def read_messages(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
 
 
 def read_nothing(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
-    """A request without a prefix to reuse: embeddings, scores, tokenising."""
-    return Prompt(tokens=len(body.raw) // BYTES_PER_TOKEN, blind="this route has no prefix")
+    """A request without a prefix that the router knows: embeddings, scores, tokenising."""
+    return Prompt(
+        tokens=len(body.raw) // BYTES_PER_TOKEN,
+        salt=body.get("cache_salt", str) or "",
+        blind="this route has no prefix",
+    )
 
 
 def read_completion(body: Body, tokens: Tokens, owner: str = "") -> Prompt:

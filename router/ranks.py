@@ -22,7 +22,8 @@ BY_BOUND = attrgetter("bound_s")
 
 class Ranks:
     """Of one prompt, at one moment. ``findings`` are by namespace; ``single`` makes a candidate
-    of a worker that is compared by itself, given its seconds until it is free."""
+    of a worker that is compared by itself, given its seconds until it is free; the nodes' records
+    are ``told_s`` seconds old."""
 
     def __init__(
         self,
@@ -30,11 +31,12 @@ class Ranks:
         lineup: Lineup,
         findings: Mapping[bytes, Findings],
         now_s: float,
+        told_s: float,
         load: Callable[[str], Load],
         single: Callable[[Worker, float, Load], Candidate],
     ) -> None:
         self._tokens, self._lineup, self._findings = tokens, lineup, findings
-        self._now_s, self._load, self._single = now_s, load, single
+        self._now_s, self._told_s, self._load, self._single = now_s, told_s, load, single
         self._linked: dict[tuple[bytes, int], Sequence[Source]] = {}
         self._judged: dict[tuple[int, float], Decision] = {}
 
@@ -137,7 +139,8 @@ class Ranks:
         """The sources as a group sees them: none of it is one, or it would be compared apart."""
         key = (namespace, id(links))
         if key not in self._linked:
-            self._linked[key] = over_links("", links, self._findings[namespace].sources)
+            sources = self._findings[namespace].sources
+            self._linked[key] = over_links("", links, sources, self._told_s)
         return self._linked[key]
 
 

@@ -2,7 +2,8 @@
 
 A worker that the registry lists is examined (`parity`) before it counts as ready, again when its
 record changes, and again after it failed before our eyes. States: "checking", "ready", "refused"
-(it computes something else; the reason says what), "down" (it does not answer), "draining".
+(it computes something else; the reason says what), "down" (it does not answer), "draining"
+(an operator's order), "leaving" (it ends soon).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from prefixfleet.router.degraded import Degraded
-from prefixfleet.router.errors import NoWorker, UnknownModel
+from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
 from prefixfleet.router.orders import Orders
 from prefixfleet.router.parity import ParityFailed, WorkerSilent
 from prefixfleet.router.worker import Worker
@@ -26,7 +27,8 @@ FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 5.0
 MAX_EXAMINED_AT_ONCE = 8
 EMPTY_ANSWERS = 5  # in a row until a registry that knows nobody is believed
-STATES = ("checking", "ready", "refused", "down", "draining")
+EXAMINED = ("ready", "draining", "leaving")
+STATES = ("checking", "refused", "down", *EXAMINED)
 
 log = logging.getLogger(__name__)
 
@@ -102,6 +104,7 @@ class Roster:
 
         Raises:
             UnknownModel: other models are served, not this one.
+            AllDrained: an operator drained all of them.
             NoWorker: none is ready at the moment, or the list may not be whole yet.
         """
         ready = [
@@ -117,9 +120,22 @@ class Roster:
                 f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
                 param="model",
             )
+        if self._is_whole() and self._all_drained(model):
+            raise AllDrained(
+                f"every worker of the model {model!r:.200} is drained; `prefixfleet resume` gives "
+                "them back",
+                retry_after_s=LAST_RETRY_S,
+            )
         raise NoWorker(
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
+
+    def _all_drained(self, model: str) -> bool:
+        """Whether nobody is expected: none is examined or ends, none that served is missing."""
+        served = {name for name, of in self._served.items() if of == model}
+        seats = {name: seat for name, seat in self._seats.items() if seat.record.model == model}
+        drained = all(seat.record.state == "draining" for seat in seats.values())
+        return bool(seats) and drained and served <= seats.keys()
 
     def _is_whole(self) -> bool:
         return not self._registered or self._clock() >= self._whole_s
@@ -148,7 +164,7 @@ class Roster:
     def lost(self, name: str, reason: str) -> None:
         """A connection to worker ``name`` failed: no traffic until it was examined again."""
         seat = self._seats.get(name)
-        if seat and seat.state in ("ready", "draining"):
+        if seat and seat.state in EXAMINED:
             log.warning("worker %s is down: %s", name, reason)
             seat.state, seat.reason = "down", reason
             self._start_examination(seat)
@@ -219,7 +235,7 @@ class Roster:
     def _change_state(self, seat: _Seat, record: WorkerRecord) -> None:
         log.info("worker %s is %s", record.worker, record.state)
         seat.record = record
-        if seat.state in ("ready", "draining"):
+        if seat.state in EXAMINED:
             self._settle(seat)
 
     def _settle(self, seat: _Seat) -> None:

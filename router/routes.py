@@ -17,13 +17,15 @@ from prefixfleet.router.tokens import Tokens
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """``takes_plan``: the engine's request has ``kv_transfer_params``; other bodies stay as they
-    are."""
+    """``takes_plan``: the engine's request has ``kv_transfer_params``. ``computes``: the engine
+    runs the prompt and may cache its prefix, so the tenant's salt goes with it; other bodies stay
+    as they are."""
 
     path: str
     name: str
     read_prompt: Callable[[Body, Tokens, str], Prompt]
     takes_plan: bool = True
+    computes: bool = True
 
 
 ROUTES = (
@@ -31,10 +33,10 @@ ROUTES = (
     Route("/v1/completions", "completion", read_completion),
     Route("/v1/responses", "responses", read_responses),
     Route("/v1/messages", "messages", read_messages),
-    Route("/v1/messages/count_tokens", "tokenize", read_nothing, takes_plan=False),
+    Route("/v1/messages/count_tokens", "tokenize", read_nothing, takes_plan=False, computes=False),
     Route("/v1/embeddings", "embeddings", read_nothing, takes_plan=False),
     Route("/v1/score", "score", read_nothing, takes_plan=False),
     Route("/v1/rerank", "score", read_nothing, takes_plan=False),
-    Route("/tokenize", "tokenize", read_nothing, takes_plan=False),
-    Route("/detokenize", "tokenize", read_nothing, takes_plan=False),
+    Route("/tokenize", "tokenize", read_nothing, takes_plan=False, computes=False),
+    Route("/detokenize", "tokenize", read_nothing, takes_plan=False, computes=False),
 )

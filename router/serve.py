@@ -6,7 +6,7 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 """
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence, Set
 
 from msgspec import structs
 
@@ -73,7 +73,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             received_s=received_s,
             deadline_s=deadline_s,
             keep_s=_keep_s(client.headers, key),
-            id=router.new_id(),
+            id=client.id,
             span=span,
         )
         passage.note_prompt()
@@ -143,23 +143,26 @@ async def _try_workers(
             passage.key,
             passage.deadline_s,
         )
+        may_ask_another = len(left) > 1 and len(failures) + 1 < MAX_SENDS
         try:
-            return await _send(passage, dispatched)
+            return await _send(passage, dispatched, unwilling, may_ask_another)
         except WorkerLost as loss:
             failures.append(str(loss))
-            router.traffic.failed(dispatched.worker.name)
             left.remove(dispatched.worker)
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason == "status":
-                unwilling.add(dispatched.worker.name)
+                unwilling.add(dispatched.worker.name)  # whose fault it is shows the next answer
             else:
+                router.traffic.failed(dispatched.worker.name)
                 router.roster.lost(dispatched.worker.name, str(loss))
             if not left and len(failures) < MAX_SENDS:
                 left = await newcomers(passage, chains, unwilling, until_s)
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
 
 
-async def _send(passage: Passage, dispatched: Dispatched) -> int:
+async def _send(
+    passage: Passage, dispatched: Dispatched, unwilling: Set[str], may_ask_another: bool
+) -> int:
     """The answer of the chosen worker. Raises `WorkerLost` while the client has nothing of it."""
     router, worker = passage.router, dispatched.worker
     passage.say_why(dispatched)
@@ -173,7 +176,7 @@ async def _send(passage: Passage, dispatched: Dispatched) -> int:
     )
     try:
         await in_step()
-        status, body = await _exchange(passage, dispatched, charge)
+        status, body = await _exchange(passage, dispatched, charge, unwilling, may_ask_another)
     finally:
         router.book.release(charge)
         router.turns.look()  # its end may be another one's turn
@@ -187,7 +190,13 @@ async def _send(passage: Passage, dispatched: Dispatched) -> int:
     return status
 
 
-async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) -> tuple[int, bytes]:
+async def _exchange(
+    passage: Passage,
+    dispatched: Dispatched,
+    charge: Charge,
+    unwilling: Set[str],
+    may_ask_another: bool,
+) -> tuple[int, bytes]:
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
     body, lines = body_for_worker(passage, dispatched), lines_for_worker(passage)
@@ -196,7 +205,9 @@ async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) ->
         charge.first_byte(router.clock())
         router.turns.look()
         passage.span.first_byte(answer.status)
-        _judge(router, worker, answer.status)
+        if answer.status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
+            raise WorkerLost("status", f"{answer.url}: status {answer.status}")
+        router.traffic.answered(worker.name, answer.status, unwilling)
         if answer.status == 200:
             passage.note_first_byte(dispatched, charge)
         held = await pass_on(answer, client, passage.headers(dispatched))
@@ -204,11 +215,3 @@ async def _exchange(passage: Passage, dispatched: Dispatched, charge: Charge) ->
         answer.release()
     passage.note_pace(dispatched, charge, client.events)
     return answer.status, held
-
-
-def _judge(router: Router, worker: Worker, status: int) -> None:
-    """An answer of a worker's own fault counts against it, however it reaches the client."""
-    if status >= 500:
-        router.traffic.failed(worker.name)
-    else:
-        router.traffic.succeeded(worker.name)

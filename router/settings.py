@@ -20,7 +20,9 @@ class RouterSettings(Section):
     ttft_slo_s: float = Field(default=0.0, ge=0)  # 0: nothing is refused for being late
     tbt_slo_s: float = Field(default=0.0, ge=0)  # between tokens; 0: decodes refuse nothing
     connect_timeout_s: float = Field(default=3.0, gt=0)  # a node's lease: longer and it is dead
-    silence_timeout_s: float = Field(default=600.0, gt=0)  # the longest prefill on a CPU engine
+    silence_timeout_s: float = Field(
+        default=600.0, gt=0
+    )  # the longest prefill on a CPU engine; a client that takes nothing for so long is cut off
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders
     keys_file: Path | None = None  # API keys, see `keys`; without it everybody may ask
     workers_file: Path | None = None  # engines without our connector, see `static_workers`

@@ -1,11 +1,13 @@
 """Which of the ready workers get a request: not those that fail again and again, and few at first
 for one that has just come. Pure decisions; the clock and the dice are arguments.
 
-Ejecting is bounded: of a model's workers at most half are out at once, so that a fault of the
-requests themselves never takes the whole fleet away.
+An answer of 5xx may be the worker's fault or the request's, and one client can send many requests.
+So a worker is never ejected for such answers alone: before it would be, the request is asked of
+another worker, and only if that one serves it was it the first one's fault. Ejecting is bounded
+too: of a model's workers at most half are out at once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.router.worker import Worker
@@ -62,6 +64,23 @@ class Traffic:
                 conduct.ejections = 0
                 if conduct.joined_s is None:
                     del self._conducts[name]  # nothing is left to say of it
+
+    def doubts(self, name: str) -> bool:
+        """Whether one more failure ejects ``name``: then another worker shall say whose it is."""
+        conduct = self._conducts.get(name)
+        return conduct is not None and conduct.failures >= FAILURES - 1
+
+    def answered(self, name: str, status: int, unwilling: Iterable[str]) -> None:
+        """Worker ``name`` answered a request to which ``unwilling`` had answered 5xx before it."""
+        if status < 500:
+            self.succeeded(name)
+            for other in unwilling:
+                self.failed(other)
+            return
+        conduct = self._of(name)
+        conduct.failures = min(conduct.failures + 1, FAILURES - 1)
+        for other in unwilling:  # two workers say so: it follows the request
+            self._of(other).failures = conduct.failures = 0
 
     def is_ejected(self, name: str) -> bool:
         """Whether ``name`` failed too often a short while ago."""

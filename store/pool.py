@@ -196,6 +196,11 @@ class SlotPool:
         pool changes."""
         return self._table.resident()
 
+    def leaving(self) -> Iterator[BlockHash]:
+        """Every block on its way out; it may be elsewhere on this node when it has left. Use it up
+        before the pool changes."""
+        return self._table.leaving()
+
     def chains(self) -> Iterator[list[BlockHash]]:
         """Each resident block that no resident block follows, with all before it, root first.
         Use it up before the pool changes."""

@@ -82,7 +82,9 @@ class WorkerRecord(_Record):
     """One engine that serves requests, as the router sees it.
 
     ``block_bytes`` is the size of one block on the wire, all shards. ``prefill_tokens_per_s``
-    was measured by the worker itself when it started. ``state`` is "ready" or "draining".
+    was measured by the worker itself when it started. ``state`` is "ready",
+    "draining" (as an operator ordered, until that is taken back) or "leaving" (it ends soon, and
+    maybe another takes its place).
     """
 
     worker: str

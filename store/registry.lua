@@ -2,7 +2,8 @@
 -- operator wishes of the fleet.
 --
 -- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline,
--- wish HASH generation, record; polls HASH engine -> deadline, router. None has a time to live: a policy of volatile-lru must not evict them.
+-- wish HASH generation, record; worker_orders HASH worker -> order, and orders_changed HASH
+-- generation, which counts changes of them; polls HASH engine -> deadline, router. None has a time to live: a policy of volatile-lru must not evict them.
 
 local function now_s()
   local time = redis.call('TIME')
@@ -49,6 +50,43 @@ local function change_wish(keys, args)
   return redis.call('HINCRBY', key, 'generation', 1)
 end
 
+local function count_order(keys)
+  return redis.call('HINCRBY', keys[1] .. 'orders_changed', 'generation', 1)
+end
+
+-- How often orders changed, and all of them: names and orders in turn.
+local function orders(keys)
+  local generation = redis.call('HGET', keys[1] .. 'orders_changed', 'generation') or '0'
+  return { generation, redis.call('HGETALL', keys[1] .. 'worker_orders') }
+end
+
+local function give_order(keys, args)
+  redis.call('HSET', keys[1] .. 'worker_orders', args[1], args[2])
+  return count_order(keys)
+end
+
+local function withdraw_order(keys, args)
+  redis.call('HDEL', keys[1] .. 'worker_orders', args[1])
+  return count_order(keys)
+end
+
+-- Puts back what this server has forgotten: names and orders in turn, an empty one is none.
+-- 0 if orders of another generation came between.
+local function restore_orders(keys, args)
+  if (redis.call('HGET', keys[1] .. 'orders_changed', 'generation') or '0') ~= args[1] then
+    return 0
+  end
+  for i = 3, #args, 2 do
+    if args[i + 1] == '' then
+      redis.call('HDEL', keys[1] .. 'worker_orders', args[i])
+    else
+      redis.call('HSET', keys[1] .. 'worker_orders', args[i], args[i + 1])
+    end
+  end
+  redis.call('HSET', keys[1] .. 'orders_changed', 'generation', args[2])
+  return 1
+end
+
 -- Lets one router poll an engine, as long as it comes back in time. Who may now.
 local function claim_poll(keys, args)
   local key, engine, router, now = keys[1] .. 'polls', args[1], args[2], now_s()
@@ -71,3 +109,7 @@ redis.register_function { function_name = LIBRARY .. '_withdraw', callback = wit
 redis.register_function { function_name = LIBRARY .. '_workers', callback = workers, flags = { 'no-writes' } }
 redis.register_function { function_name = LIBRARY .. '_wish', callback = wish, flags = { 'no-writes' } }
 redis.register_function { function_name = LIBRARY .. '_change_wish', callback = change_wish, flags = { 'allow-oom' } }
+redis.register_function { function_name = LIBRARY .. '_orders', callback = orders, flags = { 'no-writes' } }
+redis.register_function { function_name = LIBRARY .. '_give_order', callback = give_order, flags = { 'allow-oom' } }
+redis.register_function { function_name = LIBRARY .. '_withdraw_order', callback = withdraw_order, flags = { 'allow-oom' } }
+redis.register_function { function_name = LIBRARY .. '_restore_orders', callback = restore_orders, flags = { 'allow-oom' } }

@@ -3,6 +3,7 @@ wishes of them. The other half of the meeting place of cluster and router; the b
 `index`."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ class WorkerRegistry:
         self._functions = RedisFunctions(url, fleet, "registry", timeout_s=timeout_s)
         self._seals = Seals(secret, fleet, "wish") if secret else None
         self._wishing = asyncio.Lock()  # what was read is judged before anything newer is written
+        self._kept: tuple[int, bytes] | None = None  # the last sound wish, and its generation
         self.corrupt_records = 0
 
     async def prepare(self) -> None:
@@ -59,15 +61,14 @@ class WorkerRegistry:
         return sorted(records, key=lambda record: record.worker)
 
     async def wish(self) -> FleetWish:
-        """What the operator wishes; at first, nothing.
+        """What the operator wishes; at first, nothing. A server that has forgotten it is told.
 
         Raises:
             ConfigError: it is unreadable, not signed with the secret, or an older one again; or
                 no secret is known here.
         """
         async with self._wishing:
-            _, sealed = await self._stored_wish()
-            return self._opened(sealed)
+            return self._opened(*await self._current_wish())
 
     async def change_wish(self, change: Callable[[FleetWish], FleetWish]) -> FleetWish:
         """Replace the wish by ``change`` of it, which may be called again; what it is then.
@@ -79,20 +80,30 @@ class WorkerRegistry:
         """
         for _ in range(MAX_CHANGES):
             async with self._wishing:
-                generation, sealed = await self._stored_wish()
-                before = self._sound(sealed)
+                generation, sealed = await self._current_wish()
+                before = self._sound(generation, sealed)
                 after = change(before or FleetWish())
                 if after == before or await self._write_wish(generation, after):
                     return after
         raise IndexUnavailable(f"the fleet's wish changed {MAX_CHANGES} times meanwhile; try again")
 
-    async def _write_wish(self, generation: bytes, wish: FleetWish) -> bool:
+    async def _write_wish(self, generation: int, wish: FleetWish) -> bool:
         seals = self._sealing()
         sealed = seals.seal("", wish.encode())
         if not await self._functions.call("change_wish", generation, sealed):
             return False
         seals.wrote("", sealed)
+        self._kept = generation + 1, sealed
         return True
+
+    async def _current_wish(self) -> tuple[int, bytes | None]:
+        """What is stored; put back first where the server has forgotten what was seen here."""
+        stored = await self._stored_wish()
+        if self._kept is None or stored[0] >= self._kept[0] or self._is_sound(stored[1]):
+            return stored
+        if await self._functions.call("change_wish", stored[0], self._kept[1]):
+            log.warning("Redis has forgotten the fleet's wish: put back")
+        return await self._stored_wish()
 
     def _sealing(self) -> Seals:
         if self._seals is None:
@@ -101,27 +112,33 @@ class WorkerRegistry:
             )
         return self._seals
 
-    def _opened(self, sealed: bytes | None) -> FleetWish:
+    def _opened(self, generation: int, sealed: bytes | None) -> FleetWish:
         seals = self._sealing()
         if sealed is None:
-            seals.only(())
             return FleetWish()
-        return FleetWish.decode(seals.open("", sealed))
+        wish = FleetWish.decode(seals.open("", sealed))
+        self._kept = generation, sealed
+        return wish
 
-    def _sound(self, sealed: bytes | None) -> FleetWish | None:
+    def _is_sound(self, sealed: bytes | None) -> bool:
+        with contextlib.suppress(Unsigned):
+            return sealed is not None and bool(self._sealing().open("", sealed))
+        return False
+
+    def _sound(self, generation: int, sealed: bytes | None) -> FleetWish | None:
         """None if that is to be replaced, whatever it says."""
         try:
-            return self._opened(sealed)
+            return self._opened(generation, sealed)
         except Unsigned as error:
             log.warning("to be replaced: %s", error)
             return None
 
-    async def _stored_wish(self) -> tuple[bytes, bytes | None]:
+    async def _stored_wish(self) -> tuple[int, bytes | None]:
         match await self._functions.ask("wish"):
             case [None, None]:
-                return b"0", None
-            case [bytes(generation), bytes(sealed)]:
-                return generation, sealed
+                return 0, None
+            case [bytes(generation), bytes(sealed)] if generation.isdigit():
+                return int(generation), sealed
             case reply:
                 raise IndexUnavailable(f"wish: got {reply!r:.80}, expected generation and record")
 

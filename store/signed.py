@@ -26,6 +26,10 @@ class Unsigned(ConfigError):
     """Not written by anybody who knows the cluster secret, or an older record again."""
 
 
+class Outdated(Unsigned):
+    """Written by somebody who knows it, and older than one that was seen, or taken back."""
+
+
 class Seals:
     """Seals and opens the records of one ``kind``. Owned by one event loop.
 
@@ -47,7 +51,7 @@ class Seals:
         return _HEAD.pack(_MARK, number, self._mac(name, number, record)) + record
 
     def open(self, name: str, data: bytes) -> bytes:
-        """The record in ``data``. Raises `Unsigned`, which says why."""
+        """The record in ``data``. Raises `Unsigned`, or `Outdated`, which says why."""
         if len(data) < _HEAD.size or not data.startswith(_MARK):
             raise Unsigned(f"{self._of(name)} is not signed; order it again")
         _, number, mac = _HEAD.unpack_from(data)
@@ -58,7 +62,7 @@ class Seals:
                 "PREFIXFLEET_SECRET_FILE the same everywhere?"
             )
         if number < self._newest.get(name, 0):
-            raise Unsigned(f"{self._of(name)} is an older one than was seen before; order it again")
+            raise Outdated(f"{self._of(name)} is an older one than was seen before; order it again")
         self._newest[name] = number
         self._there.add(name)
         return record

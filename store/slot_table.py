@@ -124,6 +124,10 @@ class SlotTable:
             if self.state[slot] == RESIDENT:
                 yield block, self._head[slot]
 
+    def leaving(self) -> Iterator[BlockHash]:
+        """Every block that is on its way out."""
+        return (block for block, slot in self.slot_of.items() if self.state[slot] == LEAVING)
+
     def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks that are here in any way, grouped by the head of their index segment."""
         groups: dict[BlockHash, list[BlockHash]] = {}

@@ -22,12 +22,20 @@ from prefixfleet.store.holds import Reservation, Victims
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import verify
 from prefixfleet.store.wear import WearBudget
+from prefixfleet.store.wear_file import WearFile
 
 log = logging.getLogger(__name__)
 
 READ_THREADS = 4
 RETRY_S = 60.0
 """Seconds without writes after the disk failed."""
+
+CLOSE_S = 10.0
+
+WORN = (
+    "disk: the wear budget is used up, blocks leave memory unwritten until it fills again; set "
+    "PREFIXFLEET_NODE_SSD_WRITE_BYTES_PER_DAY higher if the disk may take more"
+)
 
 COUNTERS = (
     "written_blocks",
@@ -57,6 +65,7 @@ class SsdTier:
     """Owned by the node daemon's event loop. `open` recovers, `close` ends the threads.
 
     ``leaving`` is awaited with the blocks that leave the disk, before their slots are used again.
+    ``wear_file`` keeps what is left of the ``budget``.
     """
 
     def __init__(
@@ -68,11 +77,12 @@ class SsdTier:
         budget: WearBudget,
         leaving: Callable[[Sequence[BlockHash]], Awaitable[None]],
         clock: Callable[[], float],
+        wear_file: WearFile | None = None,
     ) -> None:
         self._files = files
         self._namespace = namespace
         self._pool = SlotPool(files.num_slots, order, clock)
-        self._budget = budget
+        self._budget, self._wear_file = budget, wear_file
         self._leaving = leaving
         self._clock = clock
         self._writer = ThreadPoolExecutor(1, "ssd-write")
@@ -88,10 +98,15 @@ class SsdTier:
         return len(found)
 
     async def close(self) -> None:
-        """Finish what is being written, then close the files."""
-        await self._run(self._writer, self._files.close)
-        self._writer.shutdown()
-        self._readers.shutdown()
+        """Finish what is being written, then close the files; a disk that does not answer within
+        `CLOSE_S` is left alone."""
+        closing = asyncio.ensure_future(self._run(self._writer, self._files.close))
+        if (await asyncio.wait({closing}, timeout=CLOSE_S))[0]:
+            closing.result()
+        else:
+            log.error("ssd tier: the disk ended no write within %g s: left open", CLOSE_S)
+        self._writer.shutdown(wait=False)
+        self._readers.shutdown(wait=False)
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are on disk."""
@@ -120,8 +135,10 @@ class SsdTier:
 
     @property
     def degraded(self) -> str:
-        """Why nothing is written, empty if it is."""
-        return "" if self.accepts else self._degraded
+        """Why not everything is written, empty if it is."""
+        if not self.accepts:
+            return self._degraded
+        return WORN if self._budget.used_up else ""
 
     @property
     def accepts(self) -> bool:
@@ -137,6 +154,7 @@ class SsdTier:
         if not self.accepts:
             self._counts["refused_degraded"] += len(writes)
             return []
+        writes = self._affordable(writes)
         above = [self._pool.pin([w.parent], used=False) for w in writes if w.parent]
         try:
             await self._make_room(len(writes))
@@ -151,12 +169,21 @@ class SsdTier:
             reservation = self._pool.reserve(write.parent, [write.block])
             if reservation.slots[0] < 0:
                 continue
-            if not self._budget.take(self._files.layout.slot_bytes):
+            if not self._budget.take(self._files.layout.slot_bytes):  # another batch took it
                 reservation.abandon(write.block)
                 self._counts["refused_wear"] += 1
                 continue
             reserved.append((write, reservation))
         return reserved
+
+    def _affordable(self, writes: Sequence[DiskWrite]) -> Sequence[DiskWrite]:
+        """Before anything leaves the disk for them."""
+        used_up = self._budget.used_up
+        count = self._budget.affords(self._files.layout.slot_bytes, len(writes))
+        if count < len(writes) and not used_up:
+            log.warning("ssd tier: %s", WORN)
+        self._counts["refused_wear"] += len(writes) - count
+        return writes[:count]
 
     async def load(self, hashes: Sequence[BlockHash], targets: Sequence[memoryview]) -> int:
         """Read ``hashes[i]`` into ``targets[i]``, verified; returns how many leading ones came.
@@ -194,6 +221,7 @@ class SsdTier:
             "pinned": counts.pinned,
             "direct_io": self._files.direct,
             "degraded": self.degraded,
+            "wear_left": self._budget.left,
             **dict.fromkeys(COUNTERS, 0),
             **self._counts,
         }
@@ -213,7 +241,7 @@ class SsdTier:
             for w, r in reserved
         ]
         try:
-            await self._run(self._writer, self._files.write, blocks)
+            await self._run(self._writer, self._commit, self._budget.left_bytes, blocks)
         except BaseException as error:
             for write, reservation in reversed(reserved):
                 reservation.abandon(write.block)
@@ -228,6 +256,11 @@ class SsdTier:
         self._counts["written_blocks"] += len(done)
         self._counts["written_bytes"] += len(done) * self._files.layout.slot_bytes
         return done
+
+    def _commit(self, left_bytes: float, blocks: Sequence[tuple[DiskBlock, memoryview]]) -> None:
+        if self._wear_file is not None:
+            self._wear_file.write(left_bytes)  # first: a crash in between costs budget, not wear
+        self._files.write(blocks)
 
     def _fail(self, error: OSError) -> None:
         self._counts["write_error"] += 1

@@ -6,12 +6,14 @@ was granted is set-up, the rest is transfer. Pure; the clock is an argument.
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 WEIGHT = 0.25
 """Of the newest observation in the moving average."""
 OUTLIER = 8.0
 """An observation counts at most so many times, and at least one such part of, what is known."""
+PROMISE_S = 60.0
+"""A source's queue is forgotten after so long: no read lease lasts longer."""
 MIN_BYTES = 256 * 1024
 """Smaller pulls say nothing about bandwidth."""
 
@@ -42,6 +44,11 @@ class Speed:
         if size_bytes >= MIN_BYTES and transfer_s > 0:
             rate = _blend(rate, size_bytes / transfer_s)
         return Speed(rate, _blend(self.setup_s, setup_s), queued_bytes, self.pulls + 1)
+
+    def aged(self, age_s: float) -> "Speed":
+        """The same ``age_s`` seconds later: the queue was sent at this link's pace meanwhile."""
+        left = self.queued_bytes - int(age_s * self.bytes_per_s) if age_s < PROMISE_S else 0
+        return replace(self, queued_bytes=max(0, left))
 
 
 def _blend(known: float, seen: float) -> float:
@@ -94,8 +101,9 @@ class Estimates:
             del self._speeds[next(iter(self._speeds))]
 
     def as_dict(self) -> dict[str, dict[str, dict[str, float]]]:
-        """Peer to link to the fields of its `Speed`: for status and the routers."""
+        """Peer to link to the fields of its `Speed` by now: for status and the routers."""
+        now = self._clock()
         result: dict[str, dict[str, dict[str, float]]] = {}
-        for (peer, link), (speed, _) in self._speeds.items():
-            result.setdefault(peer, {})[link] = asdict(speed)
+        for (peer, link), (speed, at) in self._speeds.items():
+            result.setdefault(peer, {})[link] = asdict(speed.aged(now - at))
         return result

@@ -109,7 +109,10 @@ class Peer(Protocol):
         ...
 
     async def close(self) -> None:
-        """Drop the connection. After it returns nothing writes into any target any more."""
+        """Drop the connection. After it returns nothing writes into any target any more.
+
+        A transport that stands still may never be sure of that: bound the wait (`Closing`).
+        """
         ...
 
 

@@ -77,11 +77,15 @@ class Paths:
         """Links of this node with an RDMA or CUDA lane."""
         return [name for name, link in self.links.items() if link.rdma]
 
-    def rivals(self, contacts: Mapping[str, str]) -> list[str]:
-        """Links to a peer between which only measuring decides; none where a rule does."""
+    def in_use(self, contacts: Mapping[str, str]) -> list[str]:
+        """Links that a pull from a peer may take while all are well: the one that a rule decides
+        for, else each of those between which measuring decides."""
         usable = self.usable(contacts)
-        decided = self.forced is not None or LOCAL in usable or set(self.fast()) & set(usable)
-        return [] if decided or len(usable) < 2 else sorted(usable)
+        if self.forced is not None:
+            return [self.forced] if self.forced in usable else []
+        if LOCAL in usable:
+            return [LOCAL]
+        return sorted(set(self.fast()) & set(usable)) or sorted(usable)
 
     def proved(self, link: str, contact: str, node: str, lanes: str) -> None:
         """A peer answered there, and has that name."""

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from prefixfleet.store.errors import PeerRefused
+from prefixfleet.transfer.closing import Closing
 from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.link import Deadline, Link, Peer
 
@@ -38,8 +39,9 @@ class PeerCache:
     """Owned by the daemon's event loop."""
 
     def __init__(self, links: Mapping[str, Link]) -> None:
+        self.closing = Closing()
         self._links = links
-        self._idle: dict[Peer, str] = {}  # to its contact; longest idle first
+        self._idle: dict[Peer, tuple[str, str]] = {}  # to its link and contact; longest idle first
         self._places: dict[tuple[str, bool], _Places] = {}
         self._closed = False
 
@@ -67,27 +69,36 @@ class PeerCache:
                 del self._places[contact, short]
 
     async def take(self, link: str, contact: str, deadline: Deadline, *, fresh: bool) -> Held:
-        """An idle connection, or a new one. Raises the errors of `Link.connect`."""
+        """An idle connection, or a new one. Raises the errors of `Link.connect`, and `PeerLost`
+        where the link no longer closes those that it has."""
         if self._closed:
             raise PeerRefused("this node is shutting down")
         if not fresh:
-            for peer, where in reversed(self._idle.items()):
+            for peer, (_, where) in reversed(self._idle.items()):
                 if where == contact and not peer.broken:
                     del self._idle[peer]
                     return Held(peer, fresh=False)
+        self.closing.check(link)
         return Held(await self._links[link].connect(contact, deadline=deadline), fresh=True)
 
-    async def give_back(self, contact: str, peer: Peer) -> None:
+    def give_back(self, link: str, contact: str, peer: Peer) -> None:
         """Keep the connection for the next pull, if it is still good."""
-        self._idle[peer] = contact
+        self._idle[peer] = link, contact
         surplus = [p for p in self._idle if p.broken or self._closed]
         surplus += list(self._idle)[: max(0, len(self._idle) - MAX_IDLE)]
         for old in surplus:
-            if self._idle.pop(old, None) is not None:
-                await old.close()
+            if (held := self._idle.pop(old, None)) is not None:
+                self.drop(held[0], old)
+
+    def drop(self, link: str, peer: Peer) -> "asyncio.Task[None]":
+        """Close a connection that a pull had to itself; see `Closing.begin`."""
+        return self.closing.begin(link, peer)
 
     async def close(self) -> None:
-        """Close every idle connection; those in use are closed when they come back."""
+        """Close every idle connection; those in use are closed when they come back. Waits for
+        what closes, but not for what is stuck."""
         self._closed = True
-        idle, self._idle = list(self._idle), {}
-        await asyncio.gather(*(peer.close() for peer in idle))
+        idle, self._idle = self._idle, {}
+        for peer, (link, _) in idle.items():
+            self.drop(link, peer)
+        await self.closing.ended()

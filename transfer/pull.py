@@ -17,6 +17,7 @@ from prefixfleet.store.errors import PullFailed
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout
 from prefixfleet.transfer.assembly import Assembly
+from prefixfleet.transfer.closing import Closing
 from prefixfleet.transfer.flow import Flow
 from prefixfleet.transfer.gather import LINK_FAILURES, Gathering, Others
 from prefixfleet.transfer.link import Deadline, Link
@@ -150,6 +151,11 @@ class Puller:
             link=best.link if best else "",
             failure=failure,
         )
+
+    @property
+    def closing(self) -> Closing:
+        """Connections that are being closed, and those that do not close."""
+        return self._peers.closing
 
     async def close(self) -> None:
         """Close every connection. Pulls in flight must have ended or been cancelled."""

@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import (
     CorruptBlock,
-    DeadlineExceeded,
     PeerLost,
     ProtocolError,
     PullFailed,
@@ -92,7 +91,7 @@ class Reader:
                     if leased.lease or read.spoiled:
                         self._later(self._release(read, peer, leased.lease))
                     else:
-                        await self._peers.give_back(read.contact, peer)
+                        self._peers.give_back(read.link, read.contact, peer)
 
     async def _lease(self, read: Read) -> tuple[Peer, Leased]:
         """A connection and a lease over it. A stale idle connection is replaced once."""
@@ -112,12 +111,12 @@ class Reader:
             try:
                 body = await held.peer.ask(wire.pack(question), deadline=read.deadline)
             except PeerLost:
-                await held.peer.close()
+                self._peers.drop(read.link, held.peer)
                 if held.fresh:
                     raise
                 continue
             except BaseException:
-                await held.peer.close()
+                self._peers.drop(read.link, held.peer)
                 raise
             return held.peer, await self._check_lease(read, held.peer, body)
         raise AssertionError("a fresh connection either answers or raises")
@@ -131,10 +130,10 @@ class Reader:
             if leased.along and (read.background or len(leased.along) != whole):
                 raise ProtocolError(f"{peer.node}: slots that came along unasked, or not whole")
         except ProtocolError:
-            await peer.close()
+            self._peers.drop(read.link, peer)
             raise
         except PullFailed:  # a refusal: the connection itself is fine
-            await self._peers.give_back(read.contact, peer)
+            self._peers.give_back(read.link, read.contact, peer)
             raise
         return leased
 
@@ -213,11 +212,11 @@ class Reader:
 
         Where that takes too long, the slots go to quarantine until it is closed.
         """
-        closing = asyncio.ensure_future(peer.close())
+        closing = self._peers.drop(read.link, peer)
         try:
             async with until(read.deadline, f"close the connection to {read.node}"):
                 await asyncio.shield(closing)
-        except (DeadlineExceeded, asyncio.CancelledError) as error:
+        except (PullFailed, OSError, asyncio.CancelledError) as error:
             slots = [slot for work in read.failed for slot in assembly.quarantine(work)]
             self._later(self._release_quarantine(closing, slots))
             if isinstance(error, asyncio.CancelledError):
@@ -229,8 +228,10 @@ class Reader:
     async def _release_quarantine(
         self, closing: "asyncio.Future[None]", slots: Sequence[int]
     ) -> None:
-        await closing
-        self._pool.release_quarantine(slots)
+        """Not before the connection is known to be gone, and never where that fails."""
+        await asyncio.wait({closing})
+        if not closing.cancelled() and closing.exception() is None:
+            self._pool.release_quarantine(slots)
 
     async def _release(self, read: Read, peer: Peer, lease: int) -> None:
         """End the lease, tell what was spoiled, and keep the connection. Without an answer, the
@@ -241,6 +242,6 @@ class Reader:
                 answer = await peer.ask(question, deadline=time.monotonic() + RELEASE_S)
                 decode_answer(answer, peer.node)
         if peer.broken:
-            await peer.close()
+            self._peers.drop(read.link, peer)
         else:
-            await self._peers.give_back(read.contact, peer)
+            self._peers.give_back(read.link, read.contact, peer)

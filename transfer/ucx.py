@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.errors import ConfigError, ProtocolError
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.asking import AskingPeer
@@ -25,12 +25,16 @@ from prefixfleet.transfer.deadline import until
 from prefixfleet.transfer.link import Arrived, Deadline, Range, Service, check_lengths, unheard
 from prefixfleet.transfer.session import Served
 from prefixfleet.transfer.ucx_get import address_of
-from prefixfleet.transfer.ucx_thread import Remote, UcxThread
+from prefixfleet.transfer.ucx_remote import Remote
+from prefixfleet.transfer.ucx_thread import UcxThread
 
 log = logging.getLogger(__name__)
 
 OPERATION_BYTES = 16 * 1024 * 1024
 """Longer ranges are read by several operations."""
+
+START_S = 30.0
+UNMAP_S = 5.0
 
 _Side = Literal["serving", "reading"]
 
@@ -80,8 +84,10 @@ class UcxPeer(AskingPeer):
 
     async def close(self) -> None:
         """See `Peer`."""
-        await asyncio.shield(self._thread.run(lambda: self._thread.disconnect(self._remote)))
-        await self._channel.close()
+        try:
+            await asyncio.shield(self._thread.disconnect(self._remote))
+        finally:
+            await self._channel.close()
 
 
 class UcxListener:
@@ -99,7 +105,11 @@ class UcxListener:
         thread, memory = self._thread, self._memory
         if memory is not None:
             self._memory = None
-            await thread.run(lambda: thread.ucp.unmap(thread.binding.context, memory))
+            unmapping = thread.run(lambda: thread.ucp.unmap(thread.binding.context, memory))
+            if not (await asyncio.wait({unmapping}, timeout=UNMAP_S))[0]:
+                log.error("UCX did not let go of the pool within %s s", UNMAP_S)
+            else:
+                unmapping.result()
 
 
 class UcxLink:
@@ -126,9 +136,8 @@ class UcxLink:
         self._port = port
         self._heartbeat_s = heartbeat_s
         self._binding = binding
-        self._threads: dict[_Side, UcxThread] = {}
+        self._threads: dict[_Side, asyncio.Task[UcxThread]] = {}
         self._rdma = False
-        self._starting = asyncio.Lock()
         self.counters: Counter[str] = Counter()
 
     @property
@@ -142,7 +151,14 @@ class UcxLink:
 
     async def listen(self, host: str, segment: memoryview, service: Service) -> UcxListener:
         """See `Link`."""
-        thread = await self._started("serving")
+        try:
+            async with asyncio.timeout(START_S):
+                thread = await self._started("serving")
+        except TimeoutError:
+            raise ConfigError(
+                f"UCX link: UCX did not start within {START_S} s; check UCX_NET_DEVICES, or set "
+                "PREFIXFLEET_NODE_LINK=tcp"
+            ) from None
         address = address_of(segment)
         memory, attachment = await thread.run(lambda: _register(thread, address, segment.nbytes))
         served = Served(
@@ -160,7 +176,8 @@ class UcxLink:
 
     async def connect(self, contact: str, *, deadline: Deadline) -> UcxPeer:
         """See `Link`."""
-        thread = await self._started("reading")
+        async with until(deadline, "start of UCX"):
+            thread = await self._started("reading")
         channel = await Channel.open(
             contact,
             link=self.name,
@@ -184,19 +201,23 @@ class UcxLink:
 
     async def close(self) -> None:
         """See `Link`: ends the threads."""
-        threads, self._threads = list(self._threads.values()), {}
+        starts, self._threads = list(self._threads.values()), {}
+        threads = [start.result() for start in starts if start.done() and not start.exception()]
         await asyncio.gather(*(thread.stop() for thread in threads))
 
     async def _started(self, side: _Side) -> UcxThread:
-        async with self._starting:
-            if side not in self._threads:
-                thread = UcxThread(self._binding)
-                await thread.start()
-                devices = sorted(await thread.run(thread.binding.devices))
-                self._rdma = has_rdma("ucx:" + ",".join(devices))
-                log.info("UCX through %s, %s: %s", thread.binding.name, side, devices)
-                self._threads[side] = thread
-            return self._threads[side]
+        start = self._threads.get(side)
+        if start is None or (start.done() and start.exception()):
+            start = self._threads[side] = asyncio.create_task(self._start(side))
+        return await asyncio.shield(start)  # it outlasts who gives up waiting: there is only one
+
+    async def _start(self, side: _Side) -> UcxThread:
+        thread = UcxThread(self._binding)
+        await thread.start()
+        devices = sorted(await thread.run(thread.binding.devices))
+        self._rdma = has_rdma("ucx:" + ",".join(devices))
+        log.info("UCX through %s, %s: %s", thread.binding.name, side, devices)
+        return thread
 
 
 def _register(thread: UcxThread, address: int, length: int) -> tuple[int, _Memory]:
@@ -208,4 +229,4 @@ def _register(thread: UcxThread, address: int, length: int) -> tuple[int, _Memor
 
 def _drop(thread: UcxThread, connecting: "asyncio.Future[Remote]") -> None:
     if not connecting.cancelled() and connecting.exception() is None:
-        thread.run(lambda: thread.disconnect(connecting.result()))
+        thread.disconnect(connecting.result())

@@ -1,4 +1,4 @@
-"""Which Python binding of UCX is here, as one small face: context, worker, endpoints.
+"""Which Python binding of UCX is here, as one small face: context and worker.
 
 `ucxx` (maintained, on PyPI) or `ucp` (ucx-py: discontinued, not installable from PyPI alone).
 Only their low-level classes are used; their own asyncio modes spin or want the main thread.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from prefixfleet.store.errors import ConfigError, PeerLost
+from prefixfleet.store.errors import ConfigError
 
 BINDINGS = {"ucxx": "ucxx._lib.libucxx", "ucp": "ucp._libs.ucx_api"}
 
@@ -99,38 +99,3 @@ class Binding:
     def wait(self, timeout_ms: int) -> None:
         """Do what can be done; when that is nothing, wait for an event, or for the time."""
         self._worker.progress_worker_event(timeout_ms)
-
-    def connect(self, address: bytes) -> "Endpoint":
-        """An endpoint to the worker that has this address, with error handling on.
-
-        Raises `PeerLost` where UCX has no way there.
-        """
-        api = self._api
-        try:
-            made = api.UCXEndpoint.create_from_worker_address(
-                self._worker,
-                api.UCXAddress.create_from_buffer(address),
-                endpoint_error_handling=True,
-            )
-        except api.UCXError as error:
-            raise PeerLost(
-                f"UCX does not reach the peer: {error}; set UCX_NET_DEVICES to the device between "
-                "the two hosts"
-            ) from error
-        return Endpoint(made)
-
-
-class Endpoint:
-    """A connection to one worker. Belongs to the thread of its `Binding`."""
-
-    def __init__(self, endpoint: Any) -> None:  # noqa: ANN401
-        self._endpoint = endpoint
-
-    @property
-    def handle(self) -> int:
-        """Raw ``ucp_ep_h``."""
-        return int(self._endpoint.handle)
-
-    def close(self) -> None:
-        """Close by force: what is under way ends as cancelled. Nothing is written afterwards."""
-        self._endpoint.close_blocking()

@@ -1,80 +1,33 @@
-"""libucp by ctypes: the one-sided read, which `ucxx` has in C++ only, on the binding's raw handles.
+"""libucp by ctypes, on the binding's raw handles: the one-sided read, which `ucxx` has in C++ only,
+and endpoints, which the bindings close in a loop that has no end but UCX's.
 
-Structures as in ``ucp/api/ucp.h`` of UCX 1.15 to 1.21, whose field masks keep them stable. Every
-call here belongs on the thread that owns the worker.
+Every call here belongs on the thread that owns the worker.
 """
 
 import ctypes
-from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 
 from prefixfleet.store.errors import PeerLost
-
-_FIELD_ADDRESS, _FIELD_LENGTH = 1, 2  # of ucp_mem_map_params
-_FIELD_TRANSPORTS = 8  # of ucp_ep_attr
-_IN_PROGRESS = 1
-_MAX_TRANSPORTS = 16
-
-
-class _MemMapParams(ctypes.Structure):
-    _fields_ = [
-        ("field_mask", c_uint64),
-        ("address", c_void_p),
-        ("length", c_size_t),
-        ("flags", ctypes.c_uint),
-        ("prot", ctypes.c_uint),
-        ("memory_type", c_int),
-        ("exported_memh_buffer", c_void_p),
-    ]
-
-
-class _RequestParam(ctypes.Structure):
-    _fields_ = [
-        ("op_attr_mask", c_uint32),
-        ("flags", c_uint32),
-        ("request", c_void_p),
-        ("callback", c_void_p),
-        ("datatype", c_uint64),
-        ("user_data", c_void_p),
-        ("reply_buffer", c_void_p),
-        ("memory_type", c_int),
-        ("recv_info", c_void_p),
-        ("memh", c_void_p),
-    ]
-
-
-class _Transport(ctypes.Structure):
-    _fields_ = [("transport_name", c_char_p), ("device_name", c_char_p)]
-
-
-class _EndpointAttributes(ctypes.Structure):
-    _fields_ = [
-        ("field_mask", c_uint64),
-        ("name", ctypes.c_char * 32),
-        ("local_sockaddr", ctypes.c_char * 128),
-        ("remote_sockaddr", ctypes.c_char * 128),
-        ("entries", c_void_p),
-        ("num_entries", ctypes.c_uint),
-        ("entry_size", c_size_t),
-        ("user_data", c_void_p),
-    ]
-
-
-_PROTOTYPES = {
-    "ucp_mem_map": (c_int, [c_void_p, POINTER(_MemMapParams), POINTER(c_void_p)]),
-    "ucp_mem_unmap": (c_int, [c_void_p, c_void_p]),
-    "ucp_rkey_pack": (c_int, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
-    "ucp_rkey_buffer_release": (None, [c_void_p]),
-    "ucp_ep_rkey_unpack": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
-    "ucp_rkey_destroy": (None, [c_void_p]),
-    "ucp_get_nbx": (
-        c_void_p,
-        [c_void_p, c_void_p, c_size_t, c_uint64, c_void_p, POINTER(_RequestParam)],
-    ),
-    "ucp_request_check_status": (c_int, [c_void_p]),
-    "ucp_request_free": (None, [c_void_p]),
-    "ucp_worker_signal": (c_int, [c_void_p]),
-    "ucp_ep_query": (c_int, [c_void_p, POINTER(_EndpointAttributes)]),
-}
+from prefixfleet.transfer.ucx_abi import (
+    CLOSE_BY_FORCE,
+    ERRORS_OF_PEERS,
+    FIELD_ADDRESS,
+    FIELD_ERROR_HANDLER,
+    FIELD_ERROR_MODE,
+    FIELD_FLAGS,
+    FIELD_LENGTH,
+    FIELD_REMOTE_ADDRESS,
+    FIELD_TRANSPORTS,
+    IN_PROGRESS,
+    MAX_TRANSPORTS,
+    PROTOTYPES,
+    EndpointAttributes,
+    EndpointParams,
+    MemMapParams,
+    RequestParam,
+    Transport,
+    unheard,
+)
 
 
 class Libucp:
@@ -85,15 +38,16 @@ class Libucp:
         self._ucp = ctypes.CDLL("libucp.so.0")  # already in the process: found by its name
         self._ucs = ctypes.CDLL("libucs.so.0")
         self._ucs.ucs_status_string.restype = c_char_p
-        for name, (result, arguments) in _PROTOTYPES.items():
+        for name, (result, arguments) in PROTOTYPES.items():
             function = getattr(self._ucp, name)
             function.restype, function.argtypes = result, arguments
-        self._plain = _RequestParam()
+        self._plain = RequestParam()
+        self._by_force = RequestParam(op_attr_mask=FIELD_FLAGS, flags=CLOSE_BY_FORCE)
 
     def map(self, context: int, address: int, length: int) -> int:
         """Register memory. Returns its handle, for `unmap`. Raises `PeerLost`."""
-        params = _MemMapParams(
-            field_mask=_FIELD_ADDRESS | _FIELD_LENGTH, address=address, length=length
+        params = MemMapParams(
+            field_mask=FIELD_ADDRESS | FIELD_LENGTH, address=address, length=length
         )
         handle = c_void_p()
         self._check(self._ucp.ucp_mem_map(context, byref(params), byref(handle)), "mem_map")
@@ -115,6 +69,35 @@ class Libucp:
         finally:
             self._ucp.ucp_rkey_buffer_release(buffer)
 
+    def connect(self, worker: int, address: bytes) -> int:
+        """An endpoint to the worker that has this address, with error handling on.
+
+        Raises `PeerLost` where UCX has no way there.
+        """
+        handle = c_void_p()
+        params = EndpointParams(
+            field_mask=FIELD_REMOTE_ADDRESS | FIELD_ERROR_MODE | FIELD_ERROR_HANDLER,
+            address=address,
+            err_mode=ERRORS_OF_PEERS,
+            err_handler_cb=unheard,
+        )
+        try:
+            self._check(self._ucp.ucp_ep_create(worker, byref(params), byref(handle)), "ep_create")
+        except PeerLost as error:
+            raise PeerLost(
+                f"UCX does not reach the peer: {error}; set UCX_NET_DEVICES to the device between "
+                "the two hosts"
+            ) from error
+        assert handle.value is not None
+        return handle.value
+
+    def close(self, endpoint: int) -> int:
+        """Begin to close by force: what is under way on it ends as cancelled, by itself.
+
+        Returns a request for `finished`, or 0 if it is closed already. Raises `PeerLost`.
+        """
+        return self._started(self._ucp.ucp_ep_close_nbx(endpoint, byref(self._by_force)), "close")
+
     def unpack_rkey(self, endpoint: int, packed: bytes) -> int:
         """Handle of the peer's memory on this endpoint, for `destroy_rkey`."""
         rkey = c_void_p()
@@ -131,20 +114,18 @@ class Libucp:
 
         Returns a request for `finished`, or 0 if it is done already. Raises `PeerLost`.
         """
-        request: int = (
-            self._ucp.ucp_get_nbx(endpoint, target, length, remote, rkey, byref(self._plain)) or 0
+        plain = byref(self._plain)
+        return self._started(
+            self._ucp.ucp_get_nbx(endpoint, target, length, remote, rkey, plain), "get"
         )
-        if request > 2**64 - 1 - 127:  # UCS_PTR_IS_ERR: the last addresses are error codes
-            self._check(request - 2**64, "get")
-        return request
 
     def finished(self, request: int) -> bool:
         """Whether the request is over; then it is freed. Raises `PeerLost` if it failed."""
         status = self._ucp.ucp_request_check_status(request)
-        if status == _IN_PROGRESS:
+        if status == IN_PROGRESS:
             return False
         self._ucp.ucp_request_free(request)
-        self._check(status, "get")
+        self._check(status, "request")
         return True
 
     def signal(self, worker: int) -> None:
@@ -153,12 +134,12 @@ class Libucp:
 
     def transports(self, endpoint: int) -> str:
         """What carries the endpoint's bytes, e.g. "rc_mlx5/mlx5_0:1,tcp/eth0"."""
-        entries = (_Transport * _MAX_TRANSPORTS)()
-        attributes = _EndpointAttributes(
-            field_mask=_FIELD_TRANSPORTS,
+        entries = (Transport * MAX_TRANSPORTS)()
+        attributes = EndpointAttributes(
+            field_mask=FIELD_TRANSPORTS,
             entries=ctypes.addressof(entries),
-            num_entries=_MAX_TRANSPORTS,
-            entry_size=ctypes.sizeof(_Transport),
+            num_entries=MAX_TRANSPORTS,
+            entry_size=ctypes.sizeof(Transport),
         )
         self._check(self._ucp.ucp_ep_query(endpoint, byref(attributes)), "ep_query")
         names = {
@@ -166,6 +147,12 @@ class Libucp:
             for entry in entries[: attributes.num_entries]
         }
         return ",".join(sorted(names))
+
+    def _started(self, request: int | None, what: str) -> int:
+        request = request or 0
+        if request > 2**64 - 1 - 127:  # UCS_PTR_IS_ERR: the last addresses are error codes
+            self._check(request - 2**64, what)
+        return request
 
     def _check(self, status: int, what: str) -> None:
         if status:

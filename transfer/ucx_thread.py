@@ -6,16 +6,18 @@ peers read. Others hand work over with `run` and get a future of their own event
 
 import asyncio
 import contextlib
+import functools
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from prefixfleet.store.errors import PeerLost, PullFailed
-from prefixfleet.transfer.ucx_binding import Binding, Endpoint
+from prefixfleet.transfer.ucx_binding import Binding
 from prefixfleet.transfer.ucx_get import Libucp
+from prefixfleet.transfer.ucx_remote import Reading, Remote
 
 log = logging.getLogger(__name__)
 
@@ -23,30 +25,12 @@ Result = TypeVar("Result")
 
 WAIT_MS = 1000
 """The longest sleep: also where an event were lost, progress goes on."""
-OPERATIONS = 8
-"""Reads of one `Reading` in flight."""
+CLOSING_MS = 20
+"""The longest sleep while an endpoint closes: what ends there need not be an event."""
 STOP_S = 5.0
-
-
-@dataclass(slots=True)
-class Reading:
-    """One batch of one-sided reads. Owned by the UCX thread."""
-
-    remote: "Remote"
-    todo: Iterator[tuple[int, int, int]]  # remote address, target address, length
-    done: Callable[[PullFailed | None], None]
-    requests: list[int] = field(default_factory=list)
-    error: PullFailed | None = None
-
-
-@dataclass(slots=True)
-class Remote:
-    """A peer's registered memory over one endpoint. Owned by the UCX thread."""
-
-    endpoint: Endpoint
-    rkey: int
-    transports: str
-    readings: list[Reading] = field(default_factory=list)
+"""What is left is closed within so long, or given up with the thread."""
+MAX_WORK = 4096
+"""Calls that wait for the thread; it takes one in microseconds, so then it stands still."""
 
 
 class UcxThread:
@@ -56,7 +40,8 @@ class UcxThread:
         self._wanted = binding
         self._work: deque[Callable[[], None]] = deque()
         self._remotes: list[Remote] = []
-        self._stopping = False  # on the UCX thread
+        self._closing = False  # whether any of them is
+        self._stop_by: float | None = None  # on the UCX thread
         self._stopped = False  # on the others'
         self._ready: asyncio.Future[None] | None = None
         self._thread = threading.Thread(target=self._main, name="prefixfleet-ucx", daemon=True)
@@ -73,9 +58,10 @@ class UcxThread:
 
     async def stop(self) -> None:
         """Close what is left and end the thread."""
-        self._post(self._stop)
         self._stopped = True
-        await asyncio.to_thread(self._thread.join, STOP_S)
+        self._work.append(self._stop)
+        self.ucp.signal(self.binding.worker)
+        await asyncio.to_thread(self._thread.join, STOP_S + WAIT_MS / 1000)
         if self._thread.is_alive():
             log.error("the UCX thread did not end within %s s", STOP_S)
 
@@ -108,76 +94,48 @@ class UcxThread:
             else:
                 _tell(loop, future.set_exception, future, error)
 
-        reading = Reading(remote, iter(operations), done)
-        self._post(lambda: self._start(reading))
+        reading = Reading(iter(operations), done)
+        self._post(lambda: remote.start(reading))
+        return future
+
+    def disconnect(self, remote: Remote) -> "asyncio.Future[None]":
+        """Close by force; done when nothing is written to any target any more.
+
+        Nothing promises that UCX ever says so: bound the wait, and until it is done give no
+        target away.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        if remote.gone:
+            future.set_result(None)
+        else:
+            told = functools.partial(_tell, loop, future.set_result, future, None)
+            self._post(lambda: self._close(remote, told))
         return future
 
     def connect(self, address: bytes, packed_rkey: bytes) -> Remote:
         """On the UCX thread: an endpoint to a peer's worker and the key of its memory."""
-        endpoint = self.binding.connect(address)
-        try:
-            rkey = self.ucp.unpack_rkey(endpoint.handle, packed_rkey)
-        except PeerLost:
-            endpoint.close()
-            raise
-        remote = Remote(endpoint, rkey, self.ucp.transports(endpoint.handle))
+        remote = Remote(self.ucp, self.binding.worker, address)
         self._remotes.append(remote)
+        try:
+            remote.unpack(packed_rkey)
+        except PeerLost:
+            self._close(remote)
+            raise
         return remote
 
-    def disconnect(self, remote: Remote) -> None:
-        """On the UCX thread: close by force. Afterwards nothing is written to any target."""
-        if remote not in self._remotes:
-            return
-        self._remotes.remove(remote)
-        remote.endpoint.close()
-        for reading in list(remote.readings):
-            reading.error = reading.error or PeerLost("the connection was closed on this side")
-            while not self._advance(reading):
-                self.binding.progress()
-        self.ucp.destroy_rkey(remote.rkey)
+    def _close(self, remote: Remote, told: Callable[[], None] = lambda: None) -> None:
+        remote.close(told)
+        self._closing = True
+        self.binding.progress()
 
     def _post(self, work: Callable[[], None]) -> None:
         if self._stopped:
             raise PeerLost("UCX is stopped")
+        if len(self._work) >= MAX_WORK:
+            raise PeerLost(f"UCX stands still: {MAX_WORK} calls wait for it")
         self._work.append(work)
         self.ucp.signal(self.binding.worker)
-
-    def _start(self, reading: Reading) -> None:
-        reading.remote.readings.append(reading)
-        if reading.remote not in self._remotes:
-            reading.error = PeerLost("the connection was closed on this side")
-        self._advance(reading)
-
-    def _advance(self, reading: Reading) -> bool:
-        """Collect what is over, start what may start. True when the whole reading is over."""
-        for request in list(reading.requests):
-            try:
-                if self.ucp.finished(request):
-                    reading.requests.remove(request)
-            except PeerLost as error:
-                reading.requests.remove(request)
-                reading.error = reading.error or error
-        self._start_more(reading)
-        if reading.requests:
-            return False
-        reading.remote.readings.remove(reading)
-        reading.done(reading.error)
-        return True
-
-    def _start_more(self, reading: Reading) -> None:
-        remote = reading.remote
-        while reading.error is None and len(reading.requests) < OPERATIONS:
-            step = next(reading.todo, None)
-            if step is None:
-                return
-            source, target, length = step
-            try:
-                request = self.ucp.get(remote.endpoint.handle, target, length, source, remote.rkey)
-            except PeerLost as error:
-                reading.error = error
-            else:
-                if request:
-                    reading.requests.append(request)
 
     def _main(self) -> None:
         assert self._ready is not None
@@ -188,19 +146,28 @@ class UcxThread:
             _tell(self._loop, self._ready.set_exception, self._ready, error)
             return
         _tell(self._loop, self._ready.set_result, self._ready, None)
-        while not self._stopping:
-            self.binding.wait(WAIT_MS)
+        while not self._ended():
+            self.binding.wait(CLOSING_MS if self._closing else WAIT_MS)
             while self._work:
                 self._work.popleft()()
             for remote in self._remotes:
-                for reading in list(remote.readings):
-                    self._advance(reading)
-        del self.binding
+                remote.advance()
+            self._remotes = [remote for remote in self._remotes if not remote.gone]
+            self._closing = any(remote.closing for remote in self._remotes)
+        if self._remotes:  # what UCX still works with stays
+            log.error("UCX did not close %d endpoints within %s s", len(self._remotes), STOP_S)
+        else:
+            del self.binding
 
     def _stop(self) -> None:
+        self._stop_by = time.monotonic() + STOP_S
         for remote in list(self._remotes):
-            self.disconnect(remote)
-        self._stopping = True
+            self._close(remote)
+
+    def _ended(self) -> bool:
+        if self._stop_by is None:
+            return False
+        return not self._remotes or time.monotonic() > self._stop_by
 
 
 def _tell(

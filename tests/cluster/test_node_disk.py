@@ -1,12 +1,17 @@
 """The disk tier of a node daemon with real parts: what leaves memory comes back, whole, or not."""
 
+import asyncio
+import threading
+
 import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
 
+from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.redis_index import RedisIndex
+from prefixfleet.store.slot_files import SlotFiles
 
 SLOT_BYTES = 8192
 POOL_SLOTS = 128
@@ -88,6 +93,61 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
             await engine.ask("release", request=f"r{number}")
             await until(lambda chain=chain: matched(index, chain, {"a": 60}))
         assert disk(daemon)["promoted_blocks"] > 0
+
+
+@pytest.fixture
+def slow_disk(monkeypatch):
+    """Writes wait until this is set."""
+    gate, write = threading.Event(), SlotFiles.write
+
+    def wait(files, blocks):
+        gate.wait(120)
+        write(files, blocks)
+
+    monkeypatch.setattr(SlotFiles, "write", wait)
+    yield gate
+    gate.set()
+
+
+async def test_what_is_on_its_way_to_disk_when_the_node_joins_anew_is_published(
+    index, settings, slow_disk
+):
+    """A lease lapses on a busy machine; the new life starts from what the node has then."""
+    chain = fresh_chain(60)
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(chain)
+        await until(lambda: daemon.snapshot()["index"]["pending_blocks"] == 0)
+        pool = daemon._pool.host.pool
+        daemon._pool.cache._evictions._evict(20)
+        assert set(pool.leaving()) == set(chain[40:])
+
+        await index.leave(daemon._announcer.member)
+        await until(lambda: daemon.snapshot()["index"]["joins"] == 2)
+        assert set(pool.leaving()) == set(chain[40:])
+        slow_disk.set()
+        await until(lambda: idle(daemon))
+
+        assert on_disk(daemon, chain) == 60
+        await until(lambda: matched(index, chain, {"a": 60}))
+
+
+async def test_what_is_computed_again_while_it_leaves_the_disk_stays_published(index, settings):
+    chain = fresh_chain(60)
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(fresh_chain(1))
+        async with daemon._announcer._lock:  # the index is slow
+            leaves = asyncio.create_task(daemon._pool.cache.left_disk(chain))
+            await asyncio.sleep(0)
+            await engine.put(chain)
+        await leaves
+
+        await until(lambda: matched(index, chain, {"a": 60}))
 
 
 async def test_the_middle_of_a_chain_comes_back_to_its_place(index, settings):
@@ -200,6 +260,20 @@ async def test_a_peer_pulls_what_lies_on_disk(index, settings):
             assert engine.payload(slot, block) == payload_of(block)
 
 
+async def test_a_restarted_node_goes_on_with_the_same_wear_budget(index, settings):
+    tight = settings(ssd_write_bytes_per_day=24 * 10 * SLOT_BYTES)
+    written = 0
+    for _ in range(2):
+        async with (
+            running_node(index, tight) as daemon,
+            PlainEngine.connected(daemon.settings.socket_path) as engine,
+        ):
+            await fill(daemon, engine, [fresh_chain(60) for _ in range(4)])
+            written += disk(daemon)["written_blocks"]
+
+    assert 0 < written <= 15, "ten, and what came in a few minutes"
+
+
 async def test_a_disk_that_takes_no_more_leaves_the_node_serving_and_shows(index, settings):
     """A wear budget of nothing much: blocks leave memory unwritten, and are counted."""
     chains = [fresh_chain(60) for _ in range(4)]
@@ -212,6 +286,8 @@ async def test_a_disk_that_takes_no_more_leaves_the_node_serving_and_shows(index
 
         assert disk(daemon)["written_blocks"] <= 10
         assert disk(daemon)["refused_wear"] + disk(daemon)["not_worth_blocks"] > 0
+        assert disk(daemon)["wear_left"] < 1
+        assert b"prefixfleet_node_ssd_wear_left " in render_metrics(daemon.snapshot())
         assert await check(engine, chains[-1]) == 60
         await until(
             lambda: matched(

@@ -1,12 +1,24 @@
 """The daemon's HTTP face: what it shows, and that only a signed hint starts anything."""
 
+import asyncio
 import io
+import time
 
 import aiohttp
 import pytest
-from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
+from eventually import until
+from node_rig import (
+    NAMESPACE,
+    PAYLOAD_BYTES,
+    SECRET,
+    PlainEngine,
+    fresh_chain,
+    running_node,
+    settings_of,
+)
 from prometheus_client.parser import text_string_to_metric_families
 
+from prefixfleet.store.errors import PeerRefused
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.prefetch import (
     SIGNATURE_HEADER,
@@ -16,6 +28,9 @@ from prefixfleet.store.prefetch import (
     sign,
 )
 from prefixfleet.store.records import Outcome, PullPlan
+from prefixfleet.transfer import wire
+from prefixfleet.transfer.messages import Lease
+from prefixfleet.transfer.tcp import TcpLink
 
 
 @pytest.fixture
@@ -128,17 +143,60 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
     }  # fmt: skip
 
 
-async def test_metrics_are_sound_and_count_what_happened(http, daemon, engine):
-    await engine.put(fresh_chain(3))
-
+async def values_of(http, daemon):
+    """Of each sample of the node's metrics, by its name and labels."""
     async with http.get(f"{daemon.url}/metrics") as response:
         text = await response.text()
-
-    values = {
+    return {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+async def test_refused_callers_are_counted_by_reason_and_told(http, daemon, engine):
+    contact = daemon.status()["contacts"]["tcp"]
+    stranger = TcpLink(node="stranger", secret=b"another secret of the right length")
+    with pytest.raises(PeerRefused):
+        await stranger.connect(contact, deadline=time.monotonic() + 60)
+    await stranger.close()
+    host, _, port = contact.removeprefix("tcp://").rpartition(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"GET / HTTP/1.1\r\n" * 20)
+
+    def sessions():
+        return daemon.snapshot()["sessions"]["tcp"]
+
+    await until(lambda: sum(sessions().values()) == 2)
+    writer.close()
+
+    values = await values_of(http, daemon)
+    found = {why: values["prefixfleet_node_sessions_total", "tcp", why] for why in sessions()}
+    assert found == {"refused": 1, "protocol": 1}
+
+
+async def test_what_peers_asked_is_counted_by_outcome(http, daemon, engine):
+    chain = fresh_chain(2)
+    await engine.put(chain)
+    link = TcpLink(node="peer", secret=SECRET)
+    peer = await link.connect(daemon.status()["contacts"]["tcp"], deadline=time.monotonic() + 60)
+    asked = {"namespace": NAMESPACE.digest(SECRET), "payload_bytes": PAYLOAD_BYTES, "shards": 1}
+    for epoch in (daemon.snapshot()["index"]["epoch"], 0):
+        question = Lease(epoch=epoch, hashes=b"".join(chain), budget_s=1.0, **asked)
+        await peer.ask(wire.pack(question), deadline=time.monotonic() + 60)
+    await peer.close()
+    await link.close()
+
+    values = await values_of(http, daemon)
+    outcomes = {key[1]: n for key, n in values.items() if key[0] == "prefixfleet_node_served_total"}
+    assert outcomes == {"leased": 1.0, "epoch": 1.0}
+
+
+async def test_metrics_are_sound_and_count_what_happened(http, daemon, engine):
+    await engine.put(fresh_chain(3))
+
+    values = await values_of(http, daemon)
+
     assert values["prefixfleet_node_committed_blocks_total",] == 3
     assert values["prefixfleet_node_slots", "resident"] == 3
     assert values["prefixfleet_node_degraded",] == 0

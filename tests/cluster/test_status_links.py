@@ -11,6 +11,10 @@ SPEED = {"bytes_per_s": 2.5e9, "setup_s": 0.001, "queued_bytes": 0, "pulls": 7}
 
 
 def shown(links, **stats):
+    return [line for line in whole(links, **stats) if " a " in line]
+
+
+def whole(links, **stats):
     status = {
         "fleet": "f",
         "phase": "up",
@@ -29,7 +33,7 @@ def shown(links, **stats):
     }
     out = io.StringIO()
     show_status(status, Console(file=out, width=200))
-    return [line for line in out.getvalue().splitlines() if " a " in line]
+    return out.getvalue().splitlines()
 
 
 def test_every_used_link_shows_its_speed_and_the_one_taken_shows_why():
@@ -41,6 +45,19 @@ def test_every_used_link_shows_its_speed_and_the_one_taken_shows_why():
     assert all(part in ucx for part in ("measured fastest", "ucx:tcp/eth0", "2500", "1.0", "7"))
     assert "1000" in tcp
     assert "measured" not in tcp
+
+
+def test_refused_callers_are_told_and_those_that_just_went_are_not():
+    sessions = {"tcp": {"refused": 3, "protocol": 1, "peer_lost": 9}, "shm": {"closed": 2}}
+
+    (line,) = [line for line in whole({}, sessions=sessions) if "refused callers" in line]
+
+    assert line == "refused callers: b: tcp refused 3, tcp protocol 1"
+
+
+@pytest.mark.parametrize("sessions", [None, [], {}, {"tcp": None}, {"tcp": {"refused": "x"}}])
+def test_where_no_caller_was_refused_nothing_is_told(sessions):
+    assert not [line for line in whole({}, sessions=sessions) if "refused" in line]
 
 
 @pytest.mark.parametrize("number", [None, "1", []])

@@ -210,7 +210,7 @@ async def test_a_draining_worker_waits_for_the_requests_it_has(start, node, regi
         await until(lambda: _holds(session, record))
 
         draining = asyncio.create_task(worker.drain())
-        await until(lambda: is_state(registry, "draining"))
+        await until(lambda: is_state(registry, "leaving"))
         assert not draining.done()
         await (await session.get(f"{record.url}/let-go")).read()
 

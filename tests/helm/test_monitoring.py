@@ -44,6 +44,9 @@ def _node_snapshot():
         "index": defaultdict(int),
         "cache": defaultdict(int),
         "hits": defaultdict(float),
+        "stuck_links": numbers,
+        "served": numbers,
+        "sessions": {"tcp": numbers},
         "engines": 1,
         "degraded": [],
     }

@@ -87,15 +87,69 @@ async def test_a_model_that_nobody_announces_is_unknown_in_the_end(rig):
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
-async def test_a_drained_worker_that_is_taken_back_serves_who_waits(rig):
-    engine = await rig.engine()
-    router = await rig.start(engine, worker_wait_s=LONG_S)
-    router.roster.take([engine.record(state="draining")])
+async def all_whole(rig, *engines):
+    """A router that has these workers and takes its list for whole; it waits a moment only."""
+    router = await rig.start(*engines, worker_wait_s=0.3)
+    await until(router.roster._is_whole)
+    return router
 
-    asked = await post_once_waiting(rig)
+
+async def test_a_model_whose_workers_are_all_drained_is_not_waited_for(rig):
+    """They stay so until somebody takes the order back: a wait would be for nothing."""
+    engines = [await rig.engine("a"), await rig.engine("b")]
+    router = await all_whole(rig, *engines)
+    router.roster.take([engine.record(state="draining") for engine in engines])
+
+    status, headers, body = await rig.post()
+
+    assert (status, body["error"]["code"]) == (503, "no_worker")
+    assert "prefixfleet resume" in body["error"]["message"]
+    assert int(headers["Retry-After"]) >= 1
+    assert waiting(router) == 0
+
+
+async def test_a_drained_worker_that_is_taken_back_serves_again(rig):
+    engine = await rig.engine()
+    router = await all_whole(rig, engine)
+    router.roster.take([engine.record(state="draining")])
+    assert (await rig.post())[0] == 503
+
     router.roster.take([engine.record()])
 
+    assert (await rig.post())[0] == 200
+
+
+@pytest.mark.parametrize("other", ["leaving", "checking", "missing"])
+async def test_who_may_come_back_is_waited_for_beside_drained_ones(rig, other):
+    drained, engine = await rig.engine("a"), await rig.engine("b")
+    router = await all_whole(rig, drained, engine)
+    listed = [drained.record(state="draining")]
+    if other == "leaving":
+        listed.append(engine.record(state="leaving"))
+    elif other == "checking":
+        await engine.stop()
+        listed.append(engine.record())
+    router.roster.take(listed)
+    if other == "checking":
+        router.roster.lost("b", "it does not answer")
+
+    assert (await rig.post())[0] == 503
+
+    assert waiting(router) == 1
+
+
+async def test_the_successor_of_a_worker_that_leaves_serves_who_waits(rig):
+    engine, successor = await rig.engine("a"), await rig.engine("b")
+    router = await rig.start(engine, worker_wait_s=LONG_S)
+    await until(lambda: router.roster.is_ready("a"))
+    router.roster._whole_s = 0.0
+    router.roster.take([engine.record(state="leaving")])
+
+    asked = await post_once_waiting(rig)
+    router.roster.take([successor.record()])
+
     assert (await asked)[0] == 200
+    assert len(successor.seen) == 1
 
 
 async def test_nobody_waits_longer_than_the_setting(rig):

@@ -174,6 +174,17 @@ def test_hot_prefixes_are_a_bounded_tree_that_cools():
     assert len(hot._entries) == MAX_ENTRIES
 
 
+def test_a_prefix_outlives_what_continues_it_and_keeps_its_count(monkeypatch):
+    monkeypatch.setattr("prefixfleet.router.hot_prefixes.MAX_ENTRIES", 4)
+    hot, root = HotPrefixes(), bytes(16)
+    for number in range(1, 7):  # each a leaf of its own: three of them fit beside their parent
+        hot.note([root, bytes([number]) * 16], 16, now=0.0)
+
+    assert len(hot._entries) == 4
+    (tree,) = hot.tree(now=0.0)
+    assert (tree["tokens"], tree["requests"], tree["heat"]) == (16, 6, 6.0)
+
+
 def test_prefixes_cool_alike_however_long_a_router_runs():
     hot, years = HotPrefixes(), 2_000 * HALF_LIFE_S
     old, new = [b"a" * 16], [b"b" * 16]

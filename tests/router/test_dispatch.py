@@ -10,7 +10,15 @@ from indexes import chain_of
 from upstreams import NAMESPACE
 
 from prefixfleet.router.book import Book
-from prefixfleet.router.candidates import MAX_BLOCK_S, MAX_SOURCES, read_block_s, read_link
+from prefixfleet.router.candidates import (
+    MAX_BLOCK_S,
+    MAX_QUEUE_S,
+    MAX_SOURCES,
+    over_links,
+    read_block_s,
+    read_link,
+    read_queue_s,
+)
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, first_guess
 from prefixfleet.router.policy import LOAD_S, Candidate, Source, best_for, choose
@@ -131,6 +139,76 @@ def test_a_link_that_a_record_says_nonsense_of_fails_no_decision(bytes_per_s, se
     )  # fmt: skip
 
     assert 5.0 < best_for(1_000, seen).total_s <= 6.0
+
+
+@pytest.mark.parametrize(
+    ("queued", "told_s", "expected"),
+    [
+        (4_000, 0.0, 4.0), (4_000, 1.5, 2.5), (4_000, 5.0, 0.0), (0, 0.0, 0.0),
+        (10**15, 0.0, MAX_QUEUE_S), (-5, 0.0, 0.0), (math.nan, 0.0, 0.0), (math.inf, 0.0, 0.0),
+        ("9", 0.0, 0.0), (None, 0.0, 0.0), ([1], 0.0, 0.0),
+    ],
+)  # fmt: skip
+def test_the_queue_of_a_source_is_its_seconds_and_goes_with_time(queued, told_s, expected):
+    link = LinkSpeed(bytes_per_s=1_000.0, setup_s=0.0)
+
+    assert read_queue_s({"queued_bytes": queued}, link, told_s) == expected
+
+
+QUEUED = 40_000_000  # bytes; 40 s at the speed of the links below
+
+
+def met_queues(*sources_with, workers=1):
+    """A dispatcher for workers that hold nothing, and the clock: a long prefix lies on "s0" and
+    "s1", of which those named have a long queue, by what every worker's node says."""
+    clock = ManualClock()
+    view = View(clock)
+    for number, node in enumerate(["s0", "s1"]):
+        member = Membership(node, 1, number)
+        view.apply(IndexEvent("join", member))
+        view.apply(IndexEvent("publish", member, tuple(CHAIN)))
+    links = {
+        node: {"bytes_per_s": 1e6, "setup_s": 0.0, "queued_bytes": QUEUED * (node in sources_with)}
+        for node in ["s0", "s1"]
+    }
+    names = [f"w{number}" for number in range(workers)]
+    told = {name: NodeRecord(node=name, host="h", stats={"links": links}) for name in names}
+    dispatcher = Dispatcher(view, Book(clock), lambda: told, b"k" * 32, clock, lambda n: 0)
+    return dispatcher, clock, [worker_on(name) for name in names]
+
+
+def decided(dispatcher, workers):
+    tokens = 1 + len(CHAIN) * NAMESPACE.block_tokens
+    return dispatcher.decide(Prompt(tokens=tokens), {KIND: CHAIN}, workers)
+
+
+@pytest.mark.parametrize("workers", [1, 9])
+def test_the_source_without_a_queue_sends_and_where_all_have_one_nobody_does(workers):
+    for queued, source in [((), "s0"), (("s0",), "s1"), (("s1",), "s0")]:
+        dispatcher, _, all_of_them = met_queues(*queued, workers=workers)
+        assert decided(dispatcher, all_of_them).source.node == source
+
+    dispatcher, _, all_of_them = met_queues("s0", "s1", workers=workers)
+    assert decided(dispatcher, all_of_them).source is None
+
+
+def test_an_old_queue_counts_no_longer():
+    dispatcher, clock, workers = met_queues("s0", "s1")
+    assert decided(dispatcher, workers).source is None
+
+    clock.advance(QUEUED / 1e6)
+
+    assert decided(dispatcher, workers).source is not None
+
+
+@pytest.mark.parametrize(("planned_s", "expected"), [(0.0, 40.0), (30.0, 40.0), (50.0, 50.0)])
+def test_a_pull_that_was_planned_here_and_met_there_is_counted_once(planned_s, expected):
+    links = {"s": {"bytes_per_s": 1e6, "setup_s": 0.0, "queued_bytes": QUEUED}}
+    source = Source(node="s", epoch=1, blocks=1, link=UNMEASURED, wait_s=planned_s)
+
+    (seen,) = over_links("w", links, [source])
+
+    assert (seen.wait_s, seen.link.bytes_per_s) == (expected, 1e6)
 
 
 def test_a_plan_can_be_read_however_slow_a_node_says_that_it_is():

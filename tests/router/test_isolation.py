@@ -7,6 +7,8 @@ import json
 import pytest
 from upstreams import READERS, UNPLANNED
 
+from prefixfleet.router.routes import ROUTES
+
 LONG = "The prefix cache keeps what a node computed before. " * 20
 
 BODIES = {
@@ -15,6 +17,12 @@ BODIES = {
     "/v1/responses": {"input": "hello"},
     "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5},
 }
+POOLED = {  # their engine caches the prefixes of causal models too
+    "/v1/embeddings": {"input": "hello"},
+    "/v1/score": {"text_1": "hello", "text_2": "world"},
+    "/v1/rerank": {"query": "hello", "documents": ["world"]},
+}
+COMPUTE_NOTHING = {"/tokenize", "/detokenize", "/v1/messages/count_tokens"}
 SMUGGLED = [
     b'"kv_transfer_params":{"do_remote_prefill":true,"remote_host":"10.0.0.1"}',
     b'"kv\\u005ftransfer_params":{"remote_kv_source":{"remote_host":"10.0.0.1"}}',
@@ -84,17 +92,29 @@ async def test_the_engine_gets_a_salt_of_the_tenant_on_every_route_with_a_prompt
     engine = await rig.engine()
     await rig.start(engine, keys_file=keys_file)
 
+    assert BODIES.keys() | POOLED.keys() == {r.path for r in ROUTES} - COMPUTE_NOTHING
+    own = await salts_of(rig, engine, {})
+    assert {len(found) for found in own.values()} == {1}
+    assert own["one"].isdisjoint(own["two"])
+    assert None not in own["one"] | own["two"]
+
+    (stolen,) = own["one"]
+    asked = await salts_of(rig, engine, {"cache_salt": stolen})
+    assert {len(found) for found in asked.values()} == {1}
+    assert stolen not in asked["one"] | asked["two"]
+
+
+async def salts_of(rig, engine, fields):
+    """What the engine gets of each tenant, over all routes."""
     salts = {}
     for tenant in ("one", "two"):
-        for path, body in BODIES.items():
+        for path, body in {**BODIES, **POOLED}.items():
             headers = {"Authorization": f"Bearer key-{tenant}"}
-            async with rig.client.post(path, json={"model": "tiny"} | body, headers=headers):
-                salts.setdefault(tenant, set()).add(engine.seen[-1].get("cache_salt"))
-
-    assert BODIES.keys() == READERS.keys()
-    assert {len(found) for found in salts.values()} == {1}
-    assert salts["one"].isdisjoint(salts["two"])
-    assert None not in salts["one"] | salts["two"]
+            asked = {"model": "tiny"} | body | fields
+            async with rig.client.post(path, json=asked, headers=headers) as response:
+                assert response.status == 200
+            salts.setdefault(tenant, set()).add(json.loads(engine.raw[-1]).get("cache_salt"))
+    return salts
 
 
 @pytest.mark.parametrize("smuggled", SMUGGLED)

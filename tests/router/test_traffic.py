@@ -3,7 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
 from eventually import until
+from upstreams import answer
 
 from prefixfleet.router.traffic import FAILURES, FIRST_EJECTION_S, FIRST_SHARE, Traffic
 
@@ -85,8 +87,6 @@ def test_a_new_worker_that_is_alone_gets_everything(traffic):
 
 
 async def test_a_worker_whose_answers_fail_gets_no_more(rig):
-    from aiohttp import web
-
     async def broken(engine, request, asked):
         return web.json_response({"error": {"message": "out of memory"}}, status=500)
 
@@ -99,9 +99,29 @@ async def test_a_worker_whose_answers_fail_gets_no_more(rig):
         assert len(statuses) < 500
     after = [(await rig.post())[0] for _ in range(8)]
 
-    assert statuses.count(500) == FAILURES
+    assert statuses.count(500) == FAILURES - 1  # the last one was asked of the other worker
     assert after == [200] * 8
     assert len(engines[0].seen) == FAILURES
+
+
+@pytest.mark.parametrize("status", [500, 503])
+async def test_requests_that_every_worker_fails_eject_nobody(rig, status):
+    """One client must not be able to take workers away from all."""
+
+    async def poisoned(engine, request, asked):
+        if "poison" in asked["prompt"]:
+            return web.json_response({"error": {"message": "list index"}}, status=status)
+        return await answer(engine, request, asked)
+
+    engines = [await rig.engine(name, behave=poisoned) for name in "ab"]
+    router = await rig.start(*engines)
+
+    for number in range(6 * FAILURES):
+        got, _, _ = await rig.post(prompt=f"poison {number}")
+        assert got >= 500
+        assert not [name for name in "ab" if router.traffic.is_ejected(name)]
+    assert all(len(engine.seen) > FAILURES for engine in engines)
+    assert [(await rig.post())[0] for _ in range(4)] == [200] * 4
 
 
 async def test_a_worker_that_comes_while_others_work_starts_slowly(rig):

@@ -3,18 +3,22 @@
 import asyncio
 import errno
 import mmap
+import threading
 
 import pytest
 
+from prefixfleet.store import ssd
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import RETRY_S, DiskWrite, SsdTier
-from prefixfleet.store.wear import DAY_S, WearBudget
+from prefixfleet.store.wear import DAY_S, SHOWN_S, WearBudget
+from prefixfleet.store.wear_file import WearFile
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)
 CHAIN = [bytes([n + 1]) * 16 for n in range(12)]
+OTHER = b"o" * 16
 
 
 def slot_memory():
@@ -64,7 +68,10 @@ async def make_tier(tmp_path, clock):
     """Opens tiers over one folder; closes them at the end."""
     made = []
 
-    async def make(*, num_slots=8, bytes_per_day=None):
+    async def make(*, num_slots=8, bytes_per_day=None, least_bytes=0, kept=False):
+        file = WearFile(tmp_path / "wear", clock) if kept else None
+        left_bytes = file.left_bytes(bytes_per_day) if file else None
+
         async def leaving(hashes):
             tier.gone.extend(hashes)
 
@@ -72,9 +79,10 @@ async def make_tier(tmp_path, clock):
             FailingFiles(tmp_path, LAYOUT, NAMESPACE, num_slots),
             NAMESPACE,
             LruOrder(),
-            budget=WearBudget(bytes_per_day, clock),
+            budget=WearBudget(bytes_per_day, clock, least_bytes=least_bytes, left_bytes=left_bytes),
             leaving=leaving,
             clock=clock,
+            wear_file=file,
         )
         tier.gone = []
         await tier.open()
@@ -187,9 +195,96 @@ async def test_writes_stop_at_the_wear_budget_and_go_on_with_time(make_tier, clo
     tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes)
 
     assert await tier.store(writes(CHAIN[:4])) == CHAIN[:2]
-    assert tier.stats()["refused_wear"] == 1
+    assert tier.stats()["refused_wear"] == 2
     clock.now += DAY_S / 48
     assert await tier.store(writes(CHAIN[2:3], first=2)) == CHAIN[2:3]
+
+
+async def test_a_used_up_budget_is_told_for_a_while_and_once_logged(make_tier, clock, caplog):
+    tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes)
+    assert (tier.degraded, tier.stats()["wear_left"]) == ("", 1.0)
+
+    for _ in range(3):
+        await tier.store(writes(CHAIN[:4]))
+
+    assert "PREFIXFLEET_NODE_SSD_WRITE_BYTES_PER_DAY" in tier.degraded
+    assert caplog.text.count("wear budget") == 1
+    assert tier.accepts
+    assert tier.stats()["wear_left"] == 0.0
+    clock.now += SHOWN_S
+    assert tier.degraded == ""
+
+
+async def test_nothing_leaves_the_disk_for_what_may_not_be_written(make_tier):
+    tier = await make_tier(num_slots=2, bytes_per_day=48 * LAYOUT.slot_bytes)
+    assert await tier.store(writes(CHAIN[:2])) == CHAIN[:2]
+
+    assert await tier.store(writes([OTHER])) == []
+
+    assert tier.gone == []
+    assert tier.match(CHAIN) == 2
+
+
+async def test_a_restart_gives_no_new_budget(make_tier, clock):
+    share = {"bytes_per_day": 48 * LAYOUT.slot_bytes, "kept": True}
+    written = 0
+    for _ in range(10):
+        tier = await make_tier(**share)
+        written += len(await tier.store(writes(CHAIN[written:][:4], first=written)))
+    assert written == 2
+
+    clock.now += DAY_S / 48
+    tier = await make_tier(**share)
+
+    assert await tier.store(writes(CHAIN[2:4], first=2)) == CHAIN[2:3]
+
+
+async def test_a_share_smaller_than_a_slot_still_writes_one_now_and_then(make_tier, clock):
+    share = {"bytes_per_day": LAYOUT.slot_bytes, "least_bytes": LAYOUT.slot_bytes, "kept": True}
+    tier = await make_tier(**share)
+
+    assert await tier.store(writes(CHAIN[:2])) == CHAIN[:1]
+    assert await tier.store(writes(CHAIN[1:2], first=1)) == []
+    clock.now += DAY_S + 1.0
+    assert await tier.store(writes(CHAIN[1:3], first=1)) == CHAIN[1:2]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        b"", b"junk", b"\xff" * 500, b"prefixfleet wear 1 99999999 0.000 00000000\n",
+        b"prefixfleet wear 1 99999999\n",
+    ],
+)  # fmt: skip
+async def test_a_budget_that_cannot_be_read_counts_as_used_up_for_an_hour(
+    make_tier, clock, tmp_path, caplog, broken
+):
+    (tmp_path / "wear").write_bytes(broken)
+    tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes, kept=True)
+
+    assert await tier.store(writes(CHAIN[:2])) == []
+    assert str(tmp_path / "wear") in caplog.text
+    clock.now += DAY_S / 24 + 1.0
+    assert await tier.store(writes(CHAIN[:2])) == CHAIN[:2]
+
+
+def test_a_clock_that_was_set_back_gives_no_credit(tmp_path, clock):
+    file = WearFile(tmp_path / "wear", clock)
+    file.write(1_000)
+    clock.now -= DAY_S
+
+    assert file.left_bytes(48_000) == 1_000
+
+
+async def test_where_the_budget_cannot_be_kept_nothing_is_written(make_tier, tmp_path):
+    tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes, kept=True)
+    (tmp_path / "wear").mkdir()
+    (tmp_path / "wear" / "in the way").touch()
+
+    assert await tier.store(writes(CHAIN[:1])) == []
+
+    assert "wear" in tier.degraded
+    assert not tier.accepts
 
 
 async def test_reads_and_writes_at_once_keep_the_books(make_tier):
@@ -208,3 +303,36 @@ async def test_reads_and_writes_at_once_keep_the_books(make_tier):
     assert results[0] == results[2] == 3
     for block, target in zip(CHAIN, targets, strict=False):
         verify(target, LAYOUT, NAMESPACE, block)
+
+
+class HungFiles(SlotFiles):
+    """The real files on a disk that does not answer until it may."""
+
+    may_answer: threading.Event
+
+    def write(self, blocks):
+        self.may_answer.wait(120)
+        super().write(blocks)
+
+
+async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monkeypatch, caplog):
+    monkeypatch.setattr(ssd, "CLOSE_S", 0.05)
+    files = HungFiles(tmp_path, LAYOUT, NAMESPACE, num_slots=4)
+    files.may_answer = threading.Event()
+    tier = SsdTier(
+        files,
+        NAMESPACE,
+        LruOrder(),
+        budget=WearBudget(None, clock),
+        leaving=lambda _: asyncio.sleep(0),
+        clock=clock,
+    )
+    await tier.open()
+    storing = asyncio.create_task(tier.store(writes(CHAIN[:1])))
+    await asyncio.sleep(0)
+
+    await tier.close()
+
+    assert "left open" in caplog.text
+    files.may_answer.set()
+    assert await storing == CHAIN[:1]

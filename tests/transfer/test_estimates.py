@@ -4,8 +4,9 @@ import math
 import time
 
 import pytest
+from clocks import ManualClock
 
-from prefixfleet.transfer.estimates import MIN_BYTES, OUTLIER, Estimates
+from prefixfleet.transfer.estimates import MIN_BYTES, OUTLIER, PROMISE_S, Estimates
 
 MiB = 1024 * 1024
 
@@ -89,11 +90,30 @@ def test_an_estimate_has_an_age(clock):
     assert estimates.age_s("a", "tcp") == 60
 
 
-def test_the_queue_of_the_source_is_what_it_said_last():
-    estimates = Estimates(time.monotonic)
+def test_the_queue_of_the_source_is_what_it_said_last_and_shrinks_as_it_is_sent():
+    clock = ManualClock()
+    estimates = Estimates(clock)
     for queued in (5, 7):
         estimates.observe(
-            "a", "tcp", size_bytes=MiB, transfer_s=0.1, setup_s=0.1, queued_bytes=queued
+            "a", "tcp", size_bytes=MiB, transfer_s=0.1, setup_s=0.1, queued_bytes=queued * MiB
         )
 
-    assert estimates.as_dict()["a"]["tcp"]["queued_bytes"] == 7
+    def queued():
+        return estimates.as_dict()["a"]["tcp"]["queued_bytes"]
+
+    assert queued() == 7 * MiB
+    clock.advance(0.25)  # at 10 MiB/s
+    assert queued() == 4.5 * MiB
+    clock.advance(1.0)
+    assert queued() == 0
+
+
+def test_no_promise_of_a_source_outlasts_a_lease():
+    clock = ManualClock()
+    estimates = Estimates(clock)
+    queue = {"queued_bytes": 2**50}
+    estimates.observe("a", "tcp", size_bytes=MiB, transfer_s=1.0, setup_s=0.1, **queue)
+
+    clock.advance(PROMISE_S)
+
+    assert estimates.as_dict()["a"]["tcp"]["queued_bytes"] == 0

@@ -1,12 +1,14 @@
 """Which link a path takes, what it says of it, and when it is measured anew."""
 
 import asyncio
+import time
 
 import pytest
 from eventually import until
 from links import Rig, soon
 from pulls import LAYOUT, NAMESPACE, PoolNode, chain
 
+from prefixfleet.transfer.estimates import Estimates
 from prefixfleet.transfer.paths import AVOID_S, Acquaintance, Paths
 from prefixfleet.transfer.probe import STALE_S
 from prefixfleet.transfer.pull import Puller
@@ -101,19 +103,20 @@ def test_a_forced_link_shows_as_such(clock):
     ("forced", "links", "expected"),
     [
         (None, {}, ["tcp", "ucx"]),
-        ("tcp", {}, []),
-        (None, {"ucx": Plain(rdma=True)}, []),
-        (None, {"ucx": Plain(reach=False)}, []),
+        ("tcp", {}, ["tcp"]),
+        ("shm", {}, []),
+        (None, {"ucx": Plain(rdma=True)}, ["ucx"]),
+        (None, {"ucx": Plain(reach=False)}, ["tcp"]),
     ],
 )
-def test_only_where_measuring_decides_are_there_rivals(clock, forced, links, expected):
-    assert paths_of(clock, forced, **links).rivals(CONTACTS) == expected
+def test_in_use_are_those_that_measuring_or_a_rule_may_choose(clock, forced, links, expected):
+    assert paths_of(clock, forced, **links).in_use(CONTACTS) == expected
 
 
-def test_shared_memory_has_no_rivals(clock):
+def test_where_there_is_shared_memory_nothing_else_is_in_use(clock):
     paths = paths_of(clock, shm=Plain())
 
-    assert paths.rivals(CONTACTS | {"shm": "shm.0://a:3"}) == []
+    assert paths.in_use(CONTACTS | {"shm": "shm.0://a:3"}) == ["shm"]
 
 
 # Probes
@@ -193,3 +196,52 @@ async def test_probing_goes_on_by_itself_while_no_pull_moves(two_links, monkeypa
 
     probing.cancel()
     await asyncio.gather(probing, return_exceptions=True)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "shm"])
+async def test_the_only_link_is_measured_anew_after_it_was_slow_for_a_while(kind, clock):
+    async with Rig(kind) as rig:
+        source, target = PoolNode("a"), PoolNode("target", 32)
+        source.fill(CHAIN)
+        listener = await rig.listen(rig.link("a"), source.segment, source.server)
+        puller = Puller(target.pool, target.segment, LAYOUT, links={kind: rig.link("target")})
+        puller.paths.estimates = Estimates(clock)
+        assert (await pull(puller, {kind: listener.contact})).blocks == 20
+        for _ in range(20):
+            puller.paths.estimates.observe("a", kind, size_bytes=10**6, transfer_s=1.0, setup_s=0.0)
+        slow = puller.paths.estimates.speed("a", kind).bytes_per_s
+        assert puller.prober.due(time.monotonic()) is None
+
+        clock.now_s += STALE_S + 1
+        assert puller.prober.due(time.monotonic()) == ("a", kind)
+        probes = 0
+        while due := puller.prober.due(time.monotonic()):
+            probes += 1
+            await puller.prober.probe(*due)
+
+        assert 2 <= probes <= 20, "a little at a time, and not for ever"
+        assert puller.paths.estimates.speed("a", kind).bytes_per_s > 4 * slow
+        await puller.close()
+
+
+async def test_of_those_that_are_due_who_waited_longest_comes_first(two_links, clock):
+    puller, contacts, _ = two_links
+    puller.paths.estimates = Estimates(clock)
+    await pull(puller, contacts)
+    await puller.prober.probe("a", "ucx")
+    await puller.prober.probe("a", "tcp")
+    later = puller.prober._tried["a", "tcp"] + STALE_S
+    puller.prober._unsettled = None
+    clock.now_s += STALE_S + 1
+
+    assert puller.prober.due(later) == ("a", "ucx")
+
+
+async def test_a_peer_that_lives_another_life_is_no_reason_to_avoid_the_link(two_links):
+    puller, contacts, source = two_links
+    await pull(puller, contacts)
+    source.server.epoch += 1
+
+    await puller.prober.probe("a", "ucx")
+
+    assert puller.paths._avoid == {}

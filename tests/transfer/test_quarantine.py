@@ -9,6 +9,9 @@ from eventually import until
 from links import NETWORK_KINDS
 from pulls import PullRig, chain, pull_source
 
+from prefixfleet.store.errors import PeerLost
+from prefixfleet.store.slot_table import QUARANTINED
+
 BLOCKS = 600
 CHAIN, OTHERS = chain(BLOCKS), chain(BLOCKS - 50, "others")
 
@@ -21,6 +24,7 @@ class Watched:
         self.before_read = lambda: None
         self.may_close = asyncio.Event()
         self.may_close.set()
+        self.fails_to_close = False
 
     def __getattr__(self, name):
         return getattr(self.link, name)
@@ -44,6 +48,8 @@ class WatchedPeer:
     async def close(self):
         await self.watched.may_close.wait()
         await self.peer.close()
+        if self.watched.fails_to_close:
+            raise PeerLost("whether it is closed cannot be known")
 
 
 @asynccontextmanager
@@ -94,3 +100,18 @@ async def test_what_is_given_away_after_a_timeout_is_never_written_to(kind):
         assert after.blocks == 30  # whatever the source still had to send has been sent
         assert rig.target.holds(OTHERS) == len(OTHERS)
         assert rig.target.holds(CHAIN) == 40
+
+
+async def test_slots_of_a_connection_that_fails_to_close_are_never_given_away():
+    async with frozen_in_a_read("tcp") as (rig, _, watched):
+        watched.fails_to_close = True
+        watched.may_close.set()
+
+        await until(lambda: rig.puller.closing.stuck["tcp"] == 1)
+        await until(lambda: not rig.puller._afterwards)
+
+        assert rig.target.pool.counts().quarantined == BLOCKS - 10
+        state = rig.target.pool._table.state
+        rig.target.pool.release_quarantine(
+            [slot for slot in range(BLOCKS) if state[slot] == QUARANTINED]
+        )

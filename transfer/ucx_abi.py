@@ -1,0 +1,120 @@
+"""What libucp looks like from outside: its structures and the functions that are called.
+
+As in ``ucp/api/ucp.h`` of UCX 1.15 to 1.21, whose field masks keep the structures stable.
+"""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint32, c_uint64, c_void_p
+
+FIELD_ADDRESS, FIELD_LENGTH = 1, 2  # of ucp_mem_map_params
+FIELD_TRANSPORTS = 8  # of ucp_ep_attr
+FIELD_REMOTE_ADDRESS, FIELD_ERROR_MODE, FIELD_ERROR_HANDLER = 1, 2, 4  # of ucp_ep_params
+ERRORS_OF_PEERS = 1
+FIELD_FLAGS = 16  # of ucp_request_param
+CLOSE_BY_FORCE = 1
+IN_PROGRESS = 1
+MAX_TRANSPORTS = 16
+
+
+class MemMapParams(ctypes.Structure):
+    """``ucp_mem_map_params_t``."""
+
+    _fields_ = [
+        ("field_mask", c_uint64),
+        ("address", c_void_p),
+        ("length", c_size_t),
+        ("flags", ctypes.c_uint),
+        ("prot", ctypes.c_uint),
+        ("memory_type", c_int),
+        ("exported_memh_buffer", c_void_p),
+    ]
+
+
+class RequestParam(ctypes.Structure):
+    """``ucp_request_param_t``."""
+
+    _fields_ = [
+        ("op_attr_mask", c_uint32),
+        ("flags", c_uint32),
+        ("request", c_void_p),
+        ("callback", c_void_p),
+        ("datatype", c_uint64),
+        ("user_data", c_void_p),
+        ("reply_buffer", c_void_p),
+        ("memory_type", c_int),
+        ("recv_info", c_void_p),
+        ("memh", c_void_p),
+    ]
+
+
+_ErrorHandler = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int)
+
+
+def _ignore(_argument: int, _endpoint: int, _status: int) -> None:
+    """UCX wants one with error handling; what failed is told by the requests themselves."""
+
+
+unheard = _ErrorHandler(_ignore)
+
+
+class _SocketAddress(ctypes.Structure):
+    _fields_ = [("addr", c_void_p), ("addrlen", c_uint32)]
+
+
+class EndpointParams(ctypes.Structure):
+    """``ucp_ep_params_t``."""
+
+    _fields_ = [
+        ("field_mask", c_uint64),
+        ("address", c_char_p),
+        ("err_mode", c_int),
+        ("err_handler_cb", _ErrorHandler),
+        ("err_handler_arg", c_void_p),
+        ("user_data", c_void_p),
+        ("flags", ctypes.c_uint),
+        ("sockaddr", _SocketAddress),
+        ("conn_request", c_void_p),
+        ("name", c_char_p),
+        ("local_sockaddr", _SocketAddress),
+    ]
+
+
+class Transport(ctypes.Structure):
+    """``ucp_transport_entry_t``."""
+
+    _fields_ = [("transport_name", c_char_p), ("device_name", c_char_p)]
+
+
+class EndpointAttributes(ctypes.Structure):
+    """``ucp_ep_attr_t``."""
+
+    _fields_ = [
+        ("field_mask", c_uint64),
+        ("name", ctypes.c_char * 32),
+        ("local_sockaddr", ctypes.c_char * 128),
+        ("remote_sockaddr", ctypes.c_char * 128),
+        ("entries", c_void_p),
+        ("num_entries", ctypes.c_uint),
+        ("entry_size", c_size_t),
+        ("user_data", c_void_p),
+    ]
+
+
+PROTOTYPES = {
+    "ucp_mem_map": (c_int, [c_void_p, POINTER(MemMapParams), POINTER(c_void_p)]),
+    "ucp_mem_unmap": (c_int, [c_void_p, c_void_p]),
+    "ucp_rkey_pack": (c_int, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "ucp_rkey_buffer_release": (None, [c_void_p]),
+    "ucp_ep_rkey_unpack": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ucp_rkey_destroy": (None, [c_void_p]),
+    "ucp_get_nbx": (
+        c_void_p,
+        [c_void_p, c_void_p, c_size_t, c_uint64, c_void_p, POINTER(RequestParam)],
+    ),
+    "ucp_request_check_status": (c_int, [c_void_p]),
+    "ucp_request_free": (None, [c_void_p]),
+    "ucp_ep_create": (c_int, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
+    "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(RequestParam)]),
+    "ucp_worker_signal": (c_int, [c_void_p]),
+    "ucp_ep_query": (c_int, [c_void_p, POINTER(EndpointAttributes)]),
+}

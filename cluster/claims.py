@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import DeadlineExceeded, Overloaded
+from prefixfleet.store.hit_times import HitTimes
 from prefixfleet.store.holds import Pin
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan

@@ -12,13 +12,13 @@ from typing import Any
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.claims import Claims, Prepared
 from prefixfleet.cluster.evictions import Evictions
-from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.node_disk import NodeDisk
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pulls import Pull, Pulls
 from prefixfleet.cluster.writes import Writes
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.hit_times import HitTimes
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.retention import Retention

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from prefixfleet.cluster.hit_times import NO_HITS
 from prefixfleet.cluster.node_cache import NO_CACHE, NodeCache
 from prefixfleet.cluster.pool_host import PoolHost
 from prefixfleet.cluster.pulls import Pull
+from prefixfleet.store.hit_times import NO_HITS
 from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.pull import Puller, PullResult
 

@@ -39,6 +39,7 @@ class Hardware:
     link_setup_s: float = 0.005
     hit_bytes_per_s: float = math.inf  # from where a node holds a block into its engine
     step_s: float = 0.02
+    disk_bytes_per_s: float = math.inf  # of reads
 
 
 LLAMA_70B = ModelShape(layers=80, hidden=8192, kv_bytes_per_token=327_680)

@@ -8,6 +8,7 @@ from hashlib import blake2b
 
 from prefixfleet.router.fleet_models import Hardware, ModelShape
 from prefixfleet.router.policy import Policy
+from prefixfleet.router.simulated_disk import SimulatedDisk
 from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.worker import Worker
@@ -15,6 +16,8 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.hit_times import HitTimes
+from prefixfleet.store.index import Membership
 from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import NodeRecord, WorkerRecord
@@ -44,6 +47,7 @@ class Fleet:
     seed: int = 0
     order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
     replication: Mode = Mode.OFF
+    disk_blocks_per_node: int = 0
 
     def __post_init__(self) -> None:
         if (slots := self.nodes * self.blocks_per_node) > MAX_SLOTS:
@@ -62,6 +66,16 @@ class Fleet:
     def hit_block_s(self) -> float:
         """Seconds that a block takes from where its node holds it into the engine."""
         return self.block_bytes / self.hardware.hit_bytes_per_s
+
+    @property
+    def disk_block_s(self) -> float:
+        """Seconds to read a block from disk."""
+        return self.block_bytes / self.hardware.disk_bytes_per_s
+
+    def node(self, number: int, member: Membership, clock: Callable[[], float]) -> SimulatedNode:
+        """One of its nodes, empty."""
+        disk = SimulatedDisk(self.disk_blocks_per_node, self.disk_block_s)
+        return SimulatedNode(number, member, self.pool(clock), HitTimes(clock), disk)
 
     def pool(self, clock: Callable[[], float]) -> SlotPool:
         """A node's pool, empty."""
@@ -82,14 +96,19 @@ class Fleet:
         )
         return Worker(record, None, NAMESPACE, self.block_tokens)  # type: ignore[arg-type]
 
-    def records(self, nodes: list[SimulatedNode]) -> dict[str, NodeRecord]:
-        """What the nodes tell of themselves: all is as fast as the hardware has it."""
+    def records(self, nodes: Iterable[SimulatedNode]) -> dict[str, NodeRecord]:
+        """What the nodes tell of themselves: links and memory are as fast as the hardware has them,
+        disks as they were found."""
         hardware = self.hardware
         speed = {"bytes_per_s": hardware.link_bytes_per_s, "setup_s": hardware.link_setup_s}
         links = {node.member.node: speed for node in nodes}
-        stats = {"links": links, "hits": {"block_s": self.hit_block_s}}
-        names = [node.member.node for node in nodes]
-        return {name: NodeRecord(node=name, host="", stats=stats) for name in names}
+        records = {}
+        for node in nodes:
+            hits = {"block_s": self.hit_block_s + node.hit_times.numbers()["block_s"]}
+            stats = {"links": links, "hits": hits}
+            name = node.member.node
+            records[name] = NodeRecord(node=name, host="", stats=stats)
+        return records
 
 
 @dataclass(frozen=True, slots=True)

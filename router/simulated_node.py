@@ -1,12 +1,14 @@
 """One node of a simulated fleet: its real pool and books, its modelled engine and link."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prefixfleet.router.simulated_disk import SimulatedDisk
 from prefixfleet.router.view import View
 from prefixfleet.store import watermark
 from prefixfleet.store.admission import ASKED_BLOCKS, make_room
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.hit_times import HitTimes
 from prefixfleet.store.holds import Victims
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
@@ -20,6 +22,8 @@ class SimulatedNode:
     number: int
     member: Membership
     pool: SlotPool
+    hit_times: HitTimes
+    disk: SimulatedDisk
     mark: Watermark = field(init=False)
     busy_until: float = 0.0
     sending_until: float = 0.0
@@ -60,9 +64,23 @@ class SimulatedNode:
     def _follow(self, now: float, taken: int = 0) -> None:
         self.mark = watermark.follow(self.mark, taken=taken, waiting=0, refused=0, now=now)
 
+    def match(self, chain: Sequence[BlockHash]) -> int:
+        """How many leading blocks of ``chain`` are here, in memory or behind those on disk."""
+        in_memory = self.pool.match(chain)
+        return in_memory + self.disk.match(chain[in_memory:])
+
+    def read(self, chain: Sequence[BlockHash], ready_s: float, until_s: float) -> tuple[int, float]:
+        """Have ``chain``'s leading blocks at hand: how many by ``until_s``, and when."""
+        in_memory = self.pool.match(chain)
+        read, there_s = self.disk.read(chain[in_memory:], ready_s, until_s)
+        self.hit_times.read(in_memory + read, there_s - ready_s)
+        return in_memory + read, there_s
+
     def _leave(self, victims: Victims, view: View) -> None:
-        view.apply(IndexEvent("withdraw", self.member, victims.hashes))
         self.pool.free(victims)
+        gone = self.disk.keep(victims.hashes)
+        nowhere = tuple(block for block in gone if not self.pool.match([block]))
+        view.apply(IndexEvent("withdraw", self.member, nowhere))
 
     def _admit(self, chain: list[BlockHash], held: int, view: View) -> list[BlockHash]:
         """Those of the chain's blocks behind the ``held`` ones that are stored; room is made."""
@@ -75,7 +93,8 @@ class SimulatedNode:
         return missing[: room.blocks]
 
     def restart(self, pool: Callable[[], SlotPool], view: View) -> None:
-        """Lose every block and join anew."""
+        """Lose every block in memory and join anew, with those on disk."""
         self.member = Membership(self.member.node, self.member.epoch + 1, self.member.slot)
         view.apply(IndexEvent("join", self.member))
+        view.apply(IndexEvent("publish", self.member, self.disk.held()))
         self.pool = pool()

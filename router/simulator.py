@@ -2,7 +2,7 @@
 
 Discrete events. Placement, estimates, pulls' plans, admission, eviction, broadcasts and the
 bookkeeping of slots are the code that runs in production; only the seconds of a prefill and of a
-transfer come from `fleet_models`. One prefill at a time a node, first come first served; a sender
+transfer come from `fleet_models`, those of a disk from `simulated_disk`. One prefill at a time a node, first come first served; a sender
 serves its pulls one after the other. No decode stage: figures are about the time to first token.
 """
 
@@ -31,6 +31,7 @@ from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
 
+TELL_S = 1.0
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
 
@@ -80,11 +81,12 @@ class Simulation:
         self._by_name = {node.member.node: node for node in self._nodes}
         self._workers = tuple(fleet.worker(node) for node in self._nodes)
         self._free = {worker.name for worker in self._workers}  # no prefill is in flight on them
-        records = fleet.records(self._nodes)
+        self._records = fleet.records(self._nodes)
+        self._told_s = 0.0
         self._dispatcher = Dispatcher(
             self.view,
             self._book,
-            lambda: records,
+            lambda: self._records,
             key=b"",
             clock=self.clock,
             draw=random.Random(fleet.seed).randrange,
@@ -99,6 +101,7 @@ class Simulation:
         for arrival in arrivals:
             self._advance(arrival.at_s)
             self.clock.now = arrival.at_s
+            self._tell()
             self._arrive(arrival)
         self._advance(math.inf)
         return sorted(self.served, key=lambda s: s.at_s)
@@ -111,6 +114,12 @@ class Simulation:
         """Prove every pool's books."""
         for node in self._nodes:
             node.pool.check()
+
+    def _tell(self) -> None:
+        """Let the nodes tell what they learned of their disks, as they do each second."""
+        if self.fleet.disk_blocks_per_node and self.clock.now - self._told_s >= TELL_S:
+            self._records = self.fleet.records(self._nodes)
+            self._told_s = self.clock.now
 
     def _arrive(self, arrival: Arrival) -> None:
         prompt = arrival.prompt
@@ -166,7 +175,7 @@ class Simulation:
         node = self._by_name[decided.worker.record.node]
         usable = max(0, tokens - 1) // fleet.block_tokens
         pin = node.pool.pin(chain[:usable])
-        local, loaded = self._load(decided.plan, len(pin.hashes))
+        local, loaded = self._load(node, decided.plan, chain[:usable])
         pulled, ready = self._pull(decided, chain[:usable], local, loaded)
         cached = (local + pulled) * fleet.block_tokens
         seconds = prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
@@ -194,12 +203,16 @@ class Simulation:
             )
         )
 
-    def _load(self, plan: PullPlan, local: int) -> tuple[int, float]:
-        """Of the ``local`` blocks those that the plan leaves time for, and when they are there."""
-        block_s = self.fleet.hit_block_s
-        if plan.source or local * block_s <= plan.budget_s:
-            return local, self.clock.now + local * block_s
-        return int(plan.budget_s / block_s), self.clock.now + plan.budget_s
+    def _load(
+        self, node: SimulatedNode, plan: PullPlan, chain: list[BlockHash]
+    ) -> tuple[int, float]:
+        """Of the node's own blocks those that the plan leaves time for, and when they are there."""
+        now, block_s = self.clock.now, self.fleet.hit_block_s
+        until = math.inf if plan.source else now + plan.budget_s
+        local, read_s = node.read(chain, now, until)
+        if read_s + local * block_s <= until:
+            return local, read_s + local * block_s
+        return int((until - read_s) / block_s), until
 
     def _pull(
         self, decided: Dispatched, chain: list[BlockHash], local: int, loaded: float
@@ -209,9 +222,10 @@ class Simulation:
         if not plan.source:
             return 0, loaded
         source = self._by_name[plan.source]
-        there = min(plan.blocks, source.pool.match(chain)) - local
+        there = min(plan.blocks, source.match(chain)) - local
         if there <= 0 or plan.source_epoch != source.member.epoch:
             return 0, loaded
+        _, loaded = source.read(chain[: local + there], loaded, math.inf)
         if not local:
             asker = decided.worker.record.node
             self.broadcasts.leased(source, asker, chain[:there], self.clock.now)
@@ -243,7 +257,7 @@ class Simulation:
     def _join(self, number: int) -> SimulatedNode:
         member = Membership(f"node-{number}", 1, number)
         self.view.apply(IndexEvent("join", member))
-        return SimulatedNode(number, member, self._pool())
+        return self.fleet.node(number, member, self.clock)
 
     def _pool(self) -> SlotPool:
         return self.fleet.pool(self.clock)

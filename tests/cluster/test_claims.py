@@ -7,9 +7,9 @@ import pytest
 from eventually import until
 
 from prefixfleet.cluster.claims import Claims
-from prefixfleet.cluster.hit_times import HitTimes
 from prefixfleet.store.errors import Overloaded
 from prefixfleet.store.eviction import LruOrder
+from prefixfleet.store.hit_times import HitTimes
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
 from prefixfleet.transfer.pull import PullResult

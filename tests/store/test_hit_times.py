@@ -3,7 +3,7 @@
 import pytest
 from clocks import ManualClock
 
-from prefixfleet.cluster.hit_times import FLOOR_S, HALF_S, KEPT_BLOCKS, OUTLIER, HitTimes
+from prefixfleet.store.hit_times import FLOOR_S, HALF_S, KEPT_BLOCKS, OUTLIER, HitTimes
 
 
 @pytest.fixture

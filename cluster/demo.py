@@ -130,6 +130,7 @@ def show(run: Run, console: Console) -> None:
     console.print(
         "hit rate of the conversation: "
         + ", ".join(f"{key} {value:.2f}" for key, value in figures["hit_rate"].items())
+        + " (P90, P99: what nine tenths, 99 of 100 reach at least)"
     )
     console.print(f"first answer {run.first_answer_s:.0f} s after the start")
     for kind, sizes in figures["resident_mib"].items():

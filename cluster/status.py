@@ -88,7 +88,10 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
     rate = status["hit_rate"]
     if rate:
         shown = ", ".join(f"{k} {rate[k]:.2f}" for k in ("mean", "p50", "p90", "p99") if k in rate)
-        console.print(f"hit rate of {rate.get('count', 0)} requests: {shown}")
+        console.print(
+            f"hit rate of {rate.get('count', 0)} requests: {shown} "
+            "(P90, P99: what nine tenths, 99 of 100 reach at least)"
+        )
     for node in status["nodes"]:
         if refused := _refused(node["stats"].get("sessions")):
             console.print(f"refused callers: {node['node']}: {refused}", markup=False)

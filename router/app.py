@@ -10,11 +10,12 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
-from prefixfleet.router.client import AnyClient
+from prefixfleet.router.client import CALLED, ID, AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
+from prefixfleet.router.edge import NO_ROUTE
 from prefixfleet.router.errors import BadRequest, NotFound, Refusal, refusal, refuse
-from prefixfleet.router.headers import AnswerHeaders
+from prefixfleet.router.headers import REQUEST_ID, AnswerHeaders, request_id_of
 from prefixfleet.router.inflate import body_too_large
 from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
@@ -25,7 +26,7 @@ from prefixfleet.router.serve import serve_prompt
 
 log = logging.getLogger(__name__)
 
-_OWN_FAULT = "request failed: a fault of the router"
+_OWN_FAULT = "request %s failed: a fault of the router"
 _TOLD = "the router failed; its log says why"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -37,13 +38,15 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
         client_max_size=router.settings.max_body_bytes, middlewares=[_answer_errors]
     )
     app[ROUTER] = router
+    app.on_response_prepare.append(_say_its_name)
     for route in ROUTES:
         app.router.add_post(route.path, _serving(route))
     app.router.add_get("/v1/models", pages.models)
+    app.router.add_get("/v1/models/{model:.+}", pages.model)
     app.router.add_get("/health", pages.health)
     app.router.add_get("/metrics", pages.metrics_of(sibling_socket))
     app.router.add_get("/status", pages.status)
-    add_admin(app, router.settings.admin_key_file)
+    add_admin(app)
     add_dashboard(app)
     add_openapi(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
@@ -72,6 +75,8 @@ def lane_routes(router: Router) -> dict[str, Callable[[LaneClient], Awaitable[No
 
 async def _serve_plain(router: Router, client: LaneClient, route: Route) -> None:
     router.in_flight += 1
+    client.id = router.new_id()
+    client.called = request_id_of(client.headers) or client.id
     status = 499  # the client left
     try:
         status = await _guarded_plain(router, client, route)
@@ -95,14 +100,20 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
     except (ConnectionError, asyncio.CancelledError):
         raise  # the client is gone
     except Exception:
-        log.exception(_OWN_FAULT)
+        log.exception(_OWN_FAULT, client.called)
         error = Refusal(_TOLD)
     if client.begun:
         client.hang_up()
         return error.status
     headers, body = refusal(error, anthropic=_is_anthropic(route.path))
+    headers[REQUEST_ID] = client.called
     client.answer(error.status, AnswerHeaders(headers), body)
     return error.status
+
+
+async def _say_its_name(request: web.Request, response: web.StreamResponse) -> None:
+    if CALLED in request:
+        response.headers.setdefault(REQUEST_ID, request[CALLED])
 
 
 def _is_anthropic(path: str) -> bool:
@@ -126,7 +137,9 @@ async def _options(request: web.Request) -> web.Response:
 async def _answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     router = request.app[ROUTER]
     route = request.match_info.route.resource
-    name = route.canonical if route else "other"
+    name = route.canonical if route else NO_ROUTE
+    request[ID] = router.new_id()
+    request[CALLED] = request_id_of(request.headers) or request[ID]
     router.in_flight += 1
     status = 499  # the client left
     try:
@@ -160,7 +173,7 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
     except (ConnectionError, asyncio.CancelledError):
         raise  # the client is gone
     except Exception:
-        log.exception(_OWN_FAULT)
+        log.exception(_OWN_FAULT, request[CALLED])
         return _refuse(request, Refusal(_TOLD))
 
 

@@ -18,14 +18,15 @@ ASK_S = 10.0
 TYPICAL = 8 * KILO
 """Tokens of the prompt by whose seconds workers are compared."""
 
-Number = Annotated[float, Meta(ge=0)]
+Number = Annotated[float, Meta(ge=0, le=1e9)]
+Count = Annotated[int, Meta(ge=0, le=1 << 40)]
 
 
 class _Prefill(Struct):
     step_s: Number
     s_per_thousand: Number
     s_per_million: Number
-    samples: int
+    samples: Count
 
     def typical_s(self) -> float:
         n = TYPICAL / KILO
@@ -33,8 +34,10 @@ class _Prefill(Struct):
 
 
 class _Worker(Struct):
-    block_tokens: int | None  # a plain engine says no size of its blocks
-    block_bytes: int
+    block_tokens: (
+        Annotated[int, Meta(ge=1, le=1 << 20)] | None
+    )  # a plain engine says no size of its blocks
+    block_bytes: Count
     prefill: _Prefill
 
 
@@ -89,6 +92,11 @@ def learned(status: bytes) -> Learned:
         raise ConfigError(
             "no prefill of an engine with our connector was observed yet: send the fleet requests, "
             "one after the other, or name --hardware"
+        )
+    if not all(w.prefill.typical_s() for w in known):
+        raise ConfigError(
+            "/status: got a worker with samples whose prefill takes no time (all coefficients 0), "
+            "expected seconds"
         )
     by_seconds = sorted(known, key=lambda w: w.prefill.typical_s())
     worker = by_seconds[(len(by_seconds) - 1) // 2]

@@ -11,12 +11,17 @@ from prefixfleet.router.headers import AnswerHeaders, worker_lines
 from prefixfleet.router.inflate import inflate
 from prefixfleet.router.upstream import Answer
 
+ID, CALLED = web.RequestKey("id", str), web.RequestKey("called", str)  # see `Client`
 BODY_S = 60.0  # 32 MB at 4 Mbit/s
 
 
 class Client(Protocol):
     """One request of a client. Its answer is either `answer` or `begin`, `relay` and `end`."""
 
+    id: str
+    """Of the request; unique in the fleet."""
+    called: str
+    """What the client calls it, if that may be repeated; else its `id`."""
     events: int
     """Server-sent events of a stream that came after its first bytes."""
     last: bytes
@@ -76,6 +81,8 @@ class AnyClient:
     def __init__(self, request: web.Request, max_bytes: int) -> None:
         self._request = request
         self._max_bytes = max_bytes
+        self.id = request[ID]
+        self.called = request[CALLED]
         self.headers: Mapping[str, str] = request.headers
         self.target = request.rel_url.raw_path_qs
         self.response = web.StreamResponse()

@@ -105,7 +105,7 @@ function showFlow(snap) {
 function showHits(snap) {
   const rate = snap.hit_rate, bins = snap.hit_histogram;
   byId("hits-summary").textContent = rate.count
-    ? `Of the last ${number(rate.count)}: mean ${percent(rate.mean)}, P50 ${percent(rate.p50)}, P90 ${percent(rate.p90)}, P99 ${percent(rate.p99)}` : "no request yet";
+    ? `Of the last ${number(rate.count)}: mean ${percent(rate.mean)}, P50 ${percent(rate.p50)}, P90 ${percent(rate.p90)}, P99 ${percent(rate.p99)} (what nine tenths, 99 of 100 reach at least)` : "no request yet";
   drawHits(bins);
   fillTable("hits-table", ["hit rate", "requests"], bins.map((count, i) => [`${Math.round(100 * i / bins.length)} to ${Math.round(100 * (i + 1) / bins.length)} %`, number(count)]));
 }

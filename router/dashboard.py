@@ -18,7 +18,8 @@ from prefixfleet.router.activity import Seen, Watcher
 from prefixfleet.router.core import Router
 from prefixfleet.router.errors import JSON, NotFound, TooBusy, Unauthorized
 from prefixfleet.router.pages import ROUTER
-from prefixfleet.router.status import status_of, summary
+from prefixfleet.router.percentiles import spread
+from prefixfleet.router.status import status_of
 
 MAX_WATCHERS = 32
 MAX_LINKS = 200
@@ -94,9 +95,9 @@ def snapshot_of(router: Router) -> dict[str, Any]:
         "tokens": activity.tokens,
         "hit_histogram": _histogram(list(router.hit_ratios)),
         "ttft_s": {
-            "observed": summary([s.ttft_s for s in timed if s.ttft_s is not None]),
-            "estimated": summary([s.estimate_s for s in timed]),
-            "without_cache": summary([s.cold_s for s in timed]),
+            "observed": _seconds([s.ttft_s for s in timed if s.ttft_s is not None]),
+            "estimated": _seconds([s.estimate_s for s in timed]),
+            "without_cache": _seconds([s.cold_s for s in timed]),
         },
         "series": activity.series(),
         "prefixes": activity.prefixes.tree(router.clock()),
@@ -104,6 +105,10 @@ def snapshot_of(router: Router) -> dict[str, Any]:
         "links_total": len(links),
         "decisions": [asdict(s) for s in seen[-SHOWN_DECISIONS:]],
     }
+
+
+def _seconds(values: list[float]) -> dict[str, float]:
+    return {"count": len(values)} | spread(values)
 
 
 def _links(nodes: list[dict[str, Any]]) -> list[dict[str, Any]]:

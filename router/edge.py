@@ -3,12 +3,12 @@ refused in the same shape as everything else, and a client that reads nothing is
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
 from prefixfleet.router.errors import BadRequest, Refusal, refuse
-from prefixfleet.router.headers import REQUEST_ID
+from prefixfleet.router.headers import REQUEST_ID, request_id_of
 from prefixfleet.router.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -26,14 +26,15 @@ class Edge:
         self._metrics = metrics
         self._new_id = new_id
 
-    def refusal(self, status: int, message: str) -> web.Response:
-        """The answer to what is no request; counted. It ends the connection."""
+    def refusal(self, status: int, message: str, headers: Mapping[str, str]) -> web.Response:
+        """The answer to what is no request, or has only ``headers``; counted. It ends the
+        connection."""
         log.debug("not a request: %.200r", message)
         self._metrics.labelled(self._metrics.requests, NO_ROUTE, f"{status}").inc()
         error = Refusal(message) if status >= 500 else BadRequest(message)
         answer = refuse(error)
         answer.set_status(status)
-        answer.headers[REQUEST_ID] = self._new_id()
+        answer.headers[REQUEST_ID] = request_id_of(headers) or self._new_id()
         answer.force_close()
         return answer
 

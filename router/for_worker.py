@@ -7,7 +7,7 @@ from multidict import CIMultiDict
 
 from prefixfleet.router.body import TRANSFER_KEY, with_fields
 from prefixfleet.router.dispatch import Dispatched
-from prefixfleet.router.headers import lines_of, worker_lines
+from prefixfleet.router.headers import REQUEST_ID, lines_of, worker_lines
 from prefixfleet.router.policy import LOAD_S
 from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.watch import Passage
@@ -46,12 +46,13 @@ def _params(dispatched: Dispatched) -> object:
 
 
 def lines_for_worker(passage: Passage) -> str:
-    """Lines of its head but for host and length. A client's own ``X-Request-Id`` stays."""
+    """Lines of its head but for host and length, with the request's name as the client has it."""
     router, client = passage.router, passage.client
     with_key = router.keys.path is None
-    more: dict[str, str] = {} if "X-Request-Id" in client.headers else {"X-Request-Id": passage.id}
+    given = client.headers.get(REQUEST_ID)
+    more: dict[str, str] = {} if given == client.called else {REQUEST_ID: client.called}
     passage.span.carry(more)
-    if "traceparent" not in more:
+    if "traceparent" not in more and (given is None or not more):
         return client.worker_lines(with_key) + lines_of(more.items())
     left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]
     return worker_lines(CIMultiDict(left), with_key=with_key) + lines_of(more.items())

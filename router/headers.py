@@ -10,9 +10,11 @@ from prefixfleet.store.retention import MAX_PRIORITY, MAX_TTL_S
 
 MAX_DEADLINE_MS = 86_400_000
 MAX_DIGITS = 10
+MAX_REQUEST_ID = 128  # characters
 OURS = "x-prefixfleet-"
 DEADLINE = OURS + "ttft-deadline-ms"
-"""A client's own limit on the time to first token: refuse at once what would come later."""
+"""A client's own limit on the time to first token: what would come later is refused at once (429),
+what has not come by then is given up (504)."""
 
 KEEP = OURS + "keep-s"
 """A client's wish that its prompt's prefix stays for so many seconds on the node that got it."""
@@ -37,7 +39,7 @@ _HOP_BY_HOP = {
 # The router decodes bodies and sets their length itself; it reads answers, so they stay plain
 _OF_THE_REQUEST = {"host", "content-length", "content-encoding", "accept-encoding", "expect"}
 _KEY_HEADERS = {"authorization", "x-api-key"}
-_OF_THE_ANSWER = {"date", "server", "content-length"}
+_OF_THE_ANSWER = {"date", "server", "content-length", REQUEST_ID}
 
 
 def worker_lines(headers: Mapping[str, str], *, with_key: bool) -> str:
@@ -57,6 +59,14 @@ def lines_of(fields: Iterable[tuple[str, str]]) -> str:
     if text.count("\n") != len(lines) or text.count("\r") != len(lines):
         raise ValueError("a header holds the end of a line")
     return text
+
+
+def request_id_of(headers: Mapping[str, str]) -> str:
+    """What the client calls its request; empty if nothing, or nothing that may be repeated."""
+    text = headers.get(REQUEST_ID)
+    if text is None:
+        return ""
+    return text if len(text) <= MAX_REQUEST_ID and text.isascii() and text.isprintable() else ""
 
 
 def deadline_of(headers: Mapping[str, str]) -> float:

@@ -6,6 +6,7 @@ bytes of the type; with latent attention (MLA: DeepSeek V2 and later), layers x 
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,11 @@ from prefixfleet.router.fleet_models import ModelShape
 from prefixfleet.store.errors import ConfigError
 
 DTYPE_BYTES = {
-    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "fp8": 1, "int8": 1,
+    "float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "fp8": 1,
+    "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1, "int4": 0.5,
 }  # fmt: skip
+MOST = 1 << 24
+"""Of any count in a config: far more than a decoder has of anything."""
 """Bytes of one number of the cache, by the names that configs and engines use."""
 
 
@@ -24,7 +28,7 @@ def read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"--model {file}: {error}; expected a config.json") from error
     if not isinstance(config, dict):
         raise ConfigError(f"--model {file}: got no JSON object, expected a config.json")
@@ -33,12 +37,13 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def kv_bytes_per_token(config: Mapping[str, Any], dtype: str | None = None) -> int:
-    """Bytes over all layers. ``dtype`` replaces the config's own. Raises `ConfigError`."""
+    """Bytes over all layers, rounded up; ``dtype`` replaces the config's. Raises `ConfigError`."""
     size = _dtype_bytes(config, dtype)
     layers = _count(config, "num_hidden_layers")
     if "kv_lora_rank" in config and config["kv_lora_rank"] is not None:
-        return layers * (_count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")) * size
-    return 2 * layers * _kv_heads(config) * _head_size(config) * size
+        latent = _count(config, "kv_lora_rank") + _count(config, "qk_rope_head_dim")
+        return math.ceil(layers * latent * size)
+    return math.ceil(2 * layers * _kv_heads(config) * _head_size(config) * size)
 
 
 def attention_kind(config: Mapping[str, Any]) -> str:
@@ -52,11 +57,11 @@ def attention_kind(config: Mapping[str, Any]) -> str:
 def shape_of(config: Mapping[str, Any], dtype: str | None = None) -> ModelShape:
     """The decoder as the prefill formula sees it; a mixture counts the experts a token visits."""
     hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    experts = config.get("num_experts_per_tok")
-    width = config.get("moe_intermediate_size") if experts else None
+    experts = _optional(config, "num_experts_per_tok")
+    width = _optional(config, "moe_intermediate_size") if experts else None
     width = width or _count(config, "intermediate_size")
     projections = hidden * _head_size(config) * (2 * heads + 2 * _kv_heads(config))
-    products = projections + 3 * hidden * int(width) * int(experts or 1)
+    products = projections + 3 * hidden * width * (experts or 1)
     return ModelShape(
         layers=_count(config, "num_hidden_layers"),
         hidden=hidden,
@@ -66,10 +71,13 @@ def shape_of(config: Mapping[str, Any], dtype: str | None = None) -> ModelShape:
     )
 
 
-def _dtype_bytes(config: Mapping[str, Any], dtype: str | None) -> int:
+def _dtype_bytes(config: Mapping[str, Any], dtype: str | None) -> float:
     name = dtype or config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    if name not in DTYPE_BYTES:
-        raise ConfigError(f"type of the KV cache: got {name!r}, expected one of {[*DTYPE_BYTES]}")
+    if not isinstance(name, str) or name not in DTYPE_BYTES:
+        raise ConfigError(
+            f"type of the KV cache: got {name!r:.80}, expected one of {[*DTYPE_BYTES]}; "
+            "--kv-dtype names another one than the config"
+        )
     return DTYPE_BYTES[name]
 
 
@@ -85,11 +93,17 @@ def _head_size(config: Mapping[str, Any]) -> int:
     return _count(config, "hidden_size") // _count(config, "num_attention_heads")
 
 
+def _optional(config: Mapping[str, Any], name: str) -> int | None:
+    """A count that a config may lack, or have as null or 0."""
+    value = config.get(name)
+    return None if value is None or value == 0 else _count(config, name)
+
+
 def _count(config: Mapping[str, Any], name: str) -> int:
     value = config.get(name)
-    if not isinstance(value, int) or value < 1:
+    if type(value) is not int or not 1 <= value <= MOST:
         raise ConfigError(
-            f"--model: {name} is {value!r}, expected a number of at least 1; is it the config of "
-            "a decoder?"
+            f"--model: {name} is {value!r:.80}, expected a whole number from 1 to {MOST:,}; is it "
+            "the config of a decoder?"
         )
     return value

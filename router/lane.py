@@ -116,14 +116,16 @@ class Lane(RequestHandler):
             raise ConnectionError("an answer has begun on this connection")
         request._version = HttpVersion11  # aiohttp takes what it cannot read for 1.0
         what = (message or "").partition("\n")[0].rstrip(": ")  # the rest quotes what was sent
-        return self._edge.refusal(status, f"the request cannot be read: {what or 'see the log'}")
+        told = f"the request cannot be read: {what or 'see the log'}"
+        return self._edge.refusal(status, told, request.headers)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Called by aiohttp; what it raises before any route (417) gets our shape here."""
         if isinstance(resp, web.HTTPException):
-            resp = self._edge.refusal(resp.status, f"{resp.reason}: {resp.text}")
+            told = f"{resp.reason}: {resp.text}"
+            resp = self._edge.refusal(resp.status, told, request.headers)
         return await super().finish_response(request, resp, start_time)
 
     async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 - aiohttp's

@@ -37,6 +37,7 @@ class LaneClient:
         self._answer: Answer | None = None
         self._chunked = self._ended = False
         self.begun = False
+        self.id = self.called = ""
         self._fields = head.fields
         self.target = head.fields.path
         self.headers: Mapping[str, str] = head.fields.headers

@@ -47,7 +47,7 @@ async def _whole(answer: Answer) -> bytes:
 
 async def _break_off(answer: Answer, client: Client, error: StreamBroken) -> None:
     """Tell the client what happened, then close without the end that a complete answer has."""
-    log.warning("%s broke off its answer: %s", answer.url, error)
+    log.warning("request %s: %s broke off its answer: %s", client.called, answer.url, error)
     client.events = 0  # nobody shall learn a pace from it
     if answer.is_event_stream and client.last.endswith((b"\n\n", b"\r\n\r\n")):
         told = UpstreamFailed("the worker failed in the middle of its answer; ask again")

@@ -9,12 +9,20 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from prefixfleet.router.arguments import (
+    MAX_NODES,
+    MAX_REQUESTS,
+    amount,
+    count,
+    positive,
+)
 from prefixfleet.router.fleet_models import GB, PRESETS, Hardware
 from prefixfleet.router.kv_size import (
     DTYPE_BYTES,
@@ -23,21 +31,24 @@ from prefixfleet.router.kv_size import (
     read_config,
     shape_of,
 )
-from prefixfleet.router.plan_report import show, write_html
-from prefixfleet.router.plan_simulated import simulated
+from prefixfleet.router.last_words import check_targets, ended, tell, told, write_all
+from prefixfleet.router.plan_memory import Given, enough_memory, settings_for
+from prefixfleet.router.plan_report import render_plan, show
+from prefixfleet.router.plan_simulated import pulling, simulated
 from prefixfleet.router.plan_worth import (
     at_size,
     block_tokens_of,
     by_tier,
-    enough_memory,
     sizes_of,
     trace_figures,
 )
-from prefixfleet.router.replay import positive
 from prefixfleet.router.reuse import reuses
 from prefixfleet.router.simulate import block_trace, speed_up
 from prefixfleet.router.traces import Arrival
 from prefixfleet.store.errors import ConfigError
+
+MEMORY_GB = amount(0.0011, 1e6)
+"""Of a tier: from the least that a node takes, a MiB, to a petabyte."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,15 +62,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--kv-dtype", choices=sorted(DTYPE_BYTES), help="of the cache; default: the model's"
     )
-    p.add_argument("--nodes", type=_count, default=8)
-    p.add_argument("--dram-gb", type=positive, default=1024.0, help="of cache a node (10^9 bytes)")
-    p.add_argument("--ssd-gb", type=positive, help="of cache a node, behind the DRAM")
+    p.add_argument("--nodes", type=count(MAX_NODES), default=8)
+    p.add_argument("--dram-gb", type=MEMORY_GB, default=1024.0, help="of cache a node (10^9 bytes)")
+    p.add_argument("--ssd-gb", type=MEMORY_GB, help="of cache a node, behind the DRAM")
     p.add_argument("--bandwidth", type=positive, help="of each node's link, GB/s; default: preset")
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds, for goodput")
-    p.add_argument("--simulated", type=_count, default=1000, help="first requests of the trace")
-    p.add_argument("--limit", type=_count, help="read only the first N requests")
+    p.add_argument(
+        "--simulated", type=count(MAX_REQUESTS), default=1000, help="first requests of the trace"
+    )
+    p.add_argument("--limit", type=count(MAX_REQUESTS), help="read only the first N requests")
     p.add_argument("--gb-month", type=positive, help="price of a GB of memory a month")
+    p.add_argument("--ssd-gb-month", type=positive, help="of a GB of SSD; default: as of memory")
     p.add_argument("--node-hour", type=positive, help="price of a node an hour, same currency")
     p.add_argument("--json", action="store_true", help="print only one JSON object")
     p.add_argument("--html", type=Path, help="write a page with plots")
@@ -69,23 +83,29 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan; 2 for wrong arguments or files."""
     options = parser().parse_args(argv)
-    try:
-        if (options.gb_month is None) != (options.node_hour is None):
-            raise ConfigError("--gb-month and --node-hour: one price alone compares with nothing")
-        config = read_config(options.model)
-        arrivals = block_trace(options.trace, options.limit, _warn)
-        arrivals = speed_up(arrivals, options.speed)
-        plan = make_plan(options, config, arrivals)
-    except ConfigError as error:
-        Console(stderr=True).print(f"prefixfleet plan: {error}", style="red", markup=False)
-        return 2
-    if options.html:
-        write_html(options.html, plan)
-    if not options.json:
-        show(plan, Console())
+    return ended("plan", partial(_plan, options))
+
+
+def _plan(options: argparse.Namespace) -> int:
+    if (options.gb_month is None) != (options.node_hour is None):
+        raise ConfigError("--gb-month and --node-hour: one price alone compares with nothing")
+    if options.ssd_gb_month is not None and options.gb_month is None:
+        raise ConfigError("--ssd-gb-month: expected with --gb-month and --node-hour")
+    check_targets({"--html": options.html})
+    config = read_config(options.model)
+    arrivals = block_trace(options.trace, options.limit, _warn)
+    plan = make_plan(options, config, speed_up(arrivals, options.speed))
+    pages: dict[Path, Callable[[], str]] = (
+        {options.html: lambda: render_plan(plan)} if options.html else {}
+    )
+    written = write_all("plan", pages)
+    if options.json:
+        tell(json.dumps(plan) + "\n")
     else:
-        sys.stdout.write(json.dumps(plan) + "\n")
-    return 0
+        console = Console()
+        with told(console):
+            show(plan, console)
+    return 0 if written else 1
 
 
 def make_plan(
@@ -96,10 +116,13 @@ def make_plan(
     block_tokens = block_tokens_of(arrivals)
     block_bytes = block_tokens * shape.kv_bytes_per_token
     requests = reuses(arrivals)
-    sizes = sizes_of(arrivals)
+    given = Given.of(options, block_bytes)
+    sizes = sizes_of(arrivals, given.blocks)
     curve = [at_size(size, requests, arrivals, shape, hardware, block_bytes) for size in sizes]
     tiers = by_tier(options, requests, arrivals, shape, hardware, block_bytes)
-    enough = enough_memory(curve, options)
+    enough = enough_memory(curve, given, options)
+    pool_blocks = given.dram_blocks_of_node(enough["gb"])
+    runs = simulated(options, arrivals, shape, hardware, pool_blocks)
     return {
         "model": {
             "attention": attention_kind(config),
@@ -110,20 +133,10 @@ def make_plan(
         "trace": trace_figures(arrivals, block_bytes),
         "memory": curve,
         "tiers": tiers,
-        "simulated": simulated(options, arrivals, shape, hardware, block_bytes),
+        "simulated": runs,
+        "pulling": pulling(runs, pool_blocks * block_bytes / GB),
         "enough": enough,
-        "settings": _settings(options, enough),
-    }
-
-
-def _settings(options: argparse.Namespace, enough: dict[str, Any]) -> dict[str, str]:
-    """What to set on each node and router."""
-    if not enough["gb"]:
-        return {}
-    pool = max(1 << 20, int(enough["gb"] * GB / options.nodes))
-    return {
-        "PREFIXFLEET_NODE_POOL_BYTES": str(pool),
-        "PREFIXFLEET_ROUTER_TTFT_SLO_S": f"{options.ttft_slo:g}",
+        "settings": settings_for(enough["gb"], given, options.ttft_slo),
     }
 
 
@@ -136,13 +149,6 @@ def _hardware(options: argparse.Namespace) -> Hardware:
 
 def _warn(what: str) -> None:
     Console(stderr=True).print(f"prefixfleet plan: {what}", style="yellow", markup=False)
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"got {text}, expected at least 1")
-    return value
 
 
 if __name__ == "__main__":

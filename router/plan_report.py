@@ -2,12 +2,12 @@
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from prefixfleet.router.percentiles import REACHED
 from prefixfleet.router.replay_report import packaged
 
 Plan = Mapping[str, Any]
@@ -28,15 +28,21 @@ def words(plan: Plan) -> list[str]:
         )
     else:
         said.append("The cache is not worth it for this trace: no memory pays for itself.")
+    if enough["more_pays"]:
+        said.append(
+            f"More than the {enough['given_gb']:,.0f} GB that you gave would pay too; the settings "
+            "stay within them."
+        )
     said.append(
         f"More than {most['hit_rate']['mean']:.0%} cannot be found with any memory; half of the "
-        f"requests find {most['hit_rate']['p50']:.0%} or less, one in ten "
-        f"{most['hit_rate']['p10']:.0%}."
+        f"requests then find at least {most['hit_rate']['p50']:.0%}, nine tenths at least "
+        f"{most['hit_rate']['p90']:.0%}, 99 of 100 at least {most['hit_rate']['p99']:.0%}."
     )
     said.append(
         f"First token, P50 / P99 in simulation: {_ttft(without)} s without a cache, {_ttft(own)} s "
         f"with each node's own, {_ttft(shared)} s with one for all."
     )
+    said.append(_pulling(plan["pulling"]))
     if "saved_a_month" in enough:
         said.append(
             f"The memory costs {enough['cost_a_month']:,.0f} a month and saves "
@@ -67,15 +73,27 @@ def show(plan: Plan, console: Console) -> None:
     )
     for name, value in plan["settings"].items():
         console.print(f"{name}={value}", highlight=False)
+    if "PREFIXFLEET_NODE_SSD_PATH" in plan["settings"]:
+        console.print("FOLDER: one on each node's SSD", highlight=False)
 
 
-def write_html(path: Path, plan: Plan) -> None:
+def render_plan(plan: Plan) -> str:
     """One self-contained page; ``<`` is escaped so that no text can end the script element."""
     figures = json.dumps({"words": words(plan), **plan}).replace("<", "\\u003c")
     page = packaged("plan_report.html")
     page = page.replace("/*UPLOT_CSS*/", packaged("uplot.min.css"))
     page = page.replace("/*UPLOT_JS*/", packaged("uplot.min.js"))
-    path.write_text(page.replace("/*PLAN*/", figures), encoding="utf-8")
+    return page.replace("/*PLAN*/", figures)
+
+
+def _pulling(worth: Mapping[str, float]) -> str:
+    more = worth["adds_goodput_per_s"]
+    return (
+        f"That nodes give blocks to each other, with {worth['node_gb']:,.3g} GB of DRAM on each, "
+        f"makes the time to the first token {worth['ttft_mean_over_own']:.2f} of what it is with "
+        f"each node's own on average, {worth['ttft_p99_over_own']:.2f} at P99, and "
+        f"{abs(more):.2f} requests a second {'more' if more >= 0 else 'fewer'} come in time."
+    )
 
 
 def _ttft(run: Mapping[str, Any]) -> str:
@@ -84,14 +102,15 @@ def _ttft(run: Mapping[str, Any]) -> str:
 
 def _memory(plan: Plan) -> Table:
     table = Table(
-        "GB, fleet", "hit rate", "90 % interval", "P10", "P50", "P90",
+        "GB, fleet", "hit rate", "90 % interval", "P50", "P90", "P99",
         "saved nodes", "break-even, nodes a GB", "pays", title="Memory",
+        caption=f"Hit rate {REACHED}",
     )  # fmt: skip
     for at, step in zip(plan["memory"], plan["enough"]["steps"], strict=True):
         rate = at["hit_rate"]
         table.add_row(
             f"{at['gb']:,.0f}", f"{rate['mean']:.3f}", f"{rate['low']:.3f} to {rate['high']:.3f}",
-            *(f"{rate[p]:.3f}" for p in ("p10", "p50", "p90")), f"{at['saved_nodes']:.2f}",
+            *(f"{rate[p]:.3f}" for p in ("p50", "p90", "p99")), f"{at['saved_nodes']:.2f}",
             f"{step['break_even_gb_per_node']:.2e}", "yes" if step["pays"] else "no",
         )  # fmt: skip
     return table

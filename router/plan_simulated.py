@@ -1,16 +1,16 @@
 """A plan's times to first token: the trace's first requests, simulated with and without a cache."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import structs
 
-from prefixfleet.router.fleet_models import GB, Hardware, ModelShape
+from prefixfleet.router.fleet_models import Hardware, ModelShape
 from prefixfleet.router.plan_worth import block_tokens_of
 from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, choose
 from prefixfleet.router.simulate import simulate
-from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_fleet import Fleet, useful_blocks
 from prefixfleet.router.traces import Arrival
 
 
@@ -19,11 +19,12 @@ def simulated(
     arrivals: Sequence[Arrival],
     shape: ModelShape,
     hardware: Hardware,
-    block_bytes: int,
+    blocks: int,
 ) -> dict[str, Any]:
-    """TTFT, goodput and hit rate with no cache, with each node's own, and with one for all."""
-    blocks = max(1, int(options.dram_gb * GB / block_bytes))
+    """TTFT, goodput and hit rate with no cache, with each node's own of so many ``blocks`` of DRAM,
+    and with one for all. Raises `ConfigError` for more than can be simulated."""
     first = arrivals[: options.simulated]
+    useful = useful_blocks(first)
     cases: dict[str, tuple[int, Policy]] = {
         "without": (0, _without_cache),
         "own cache only": (blocks, _without_pulls),
@@ -34,7 +35,7 @@ def simulated(
     for name, (size, policy) in cases.items():
         fleet = Fleet(
             nodes=options.nodes,
-            blocks_per_node=size,
+            blocks_per_node=min(size, useful),
             block_tokens=block_tokens_of(arrivals),
             shape=shape,
             hardware=hardware,
@@ -43,6 +44,19 @@ def simulated(
         )
         found[name] = simulate(fleet, first, ttft_slo_s=options.ttft_slo)[0]
     return found
+
+
+def pulling(runs: Mapping[str, Any], node_gb: float) -> dict[str, float]:
+    """What it is worth that nodes give blocks to each other, ``node_gb`` of DRAM on each: seconds
+    to the first token with sharing over those without, and requests in time a second more."""
+    own, shared = runs["own cache only"], runs["shared"]
+    ratios = {
+        f"ttft_{name}_over_own": shared["ttft_s"][name] / own["ttft_s"][name]
+        for name in ("mean", "p50", "p99")
+    }
+    more = shared["goodput_per_s"] - own["goodput_per_s"]
+    hits = shared["hit_rate"] - own["hit_rate"]
+    return {"node_gb": node_gb, **ratios, "adds_goodput_per_s": more, "adds_hit_rate": hits}
 
 
 def _without_cache(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:

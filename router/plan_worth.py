@@ -11,9 +11,6 @@ from prefixfleet.router.reuse import Reuse, hit_rates, working_set
 from prefixfleet.router.traces import Arrival, SharedBlocks
 
 SIZES = 8
-HOURS_A_MONTH = 730.0
-WORTH_IT = 0.02
-"""Without prices, memory is enough where doubling it saves less than this part of the prefill."""
 
 
 def at_size(
@@ -64,31 +61,6 @@ def by_tier(
     return found
 
 
-def enough_memory(curve: Sequence[dict[str, Any]], options: argparse.Namespace) -> dict[str, Any]:
-    """The largest memory whose last part still pays, and the price at which it would not.
-
-    A price is what a GB-month may cost as a part of what a node-month costs.
-    """
-    steps = []
-    before = {"gb": 0.0, "saved_nodes": 0.0, "saved_share": 0.0}
-    for at in curve:
-        more_gb = at["gb"] - before["gb"]
-        worth = (at["saved_nodes"] - before["saved_nodes"]) / more_gb
-        pays = at["saved_share"] - before["saved_share"] >= WORTH_IT
-        if options.gb_month is not None:
-            pays = worth * options.node_hour * HOURS_A_MONTH > options.gb_month
-        steps.append({"gb": at["gb"], "break_even_gb_per_node": worth, "pays": pays})
-        before = at
-    paying = [step for step in steps if step["pays"]]
-    best = paying[-1] if paying else None
-    result: dict[str, Any] = {"steps": steps, "gb": best["gb"] if best else 0.0}
-    if best and options.gb_month is not None:
-        saved = next(at["saved_nodes"] for at in curve if at["gb"] == best["gb"])
-        result["cost_a_month"] = best["gb"] * options.gb_month
-        result["saved_a_month"] = saved * options.node_hour * HOURS_A_MONTH
-    return result
-
-
 def trace_figures(arrivals: Sequence[Arrival], block_bytes: int) -> dict[str, Any]:
     """Requests, seconds and the working set over time."""
     curve = working_set(arrivals)
@@ -102,10 +74,10 @@ def trace_figures(arrivals: Sequence[Arrival], block_bytes: int) -> dict[str, An
     }
 
 
-def sizes_of(arrivals: Sequence[Arrival]) -> list[int]:
-    """Powers of two up to all that the trace has."""
+def sizes_of(arrivals: Sequence[Arrival], given: Sequence[int]) -> list[int]:
+    """Powers of two up to all that the trace has, and the sizes that were ``given``."""
     most = max(2, working_set(arrivals, points=1)[-1][1])
-    return sorted({max(1, most >> i) for i in range(SIZES)})
+    return sorted({max(1, most >> i) for i in range(SIZES)} | {min(most, size) for size in given})
 
 
 def block_tokens_of(arrivals: Sequence[Arrival]) -> int:

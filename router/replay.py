@@ -9,8 +9,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ import aiohttp
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
+from prefixfleet.router.arguments import MAX_REQUESTS, count, positive
+from prefixfleet.router.last_words import check_targets, complain, ended, tell, write_all
 from prefixfleet.router.replay_client import Sample, request_body, send
-from prefixfleet.router.replay_report import write_html
+from prefixfleet.router.replay_report import render_html
+from prefixfleet.router.replay_run import load_run
 from prefixfleet.router.replay_stats import summarise
 from prefixfleet.router.synthetic_prompts import scale, text_prompt, token_prompt
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
@@ -47,9 +51,14 @@ def prompt_of(arrival: Arrival, *, length: float, style: str, seed: int) -> dict
 
 
 async def replay(
-    arrivals: Sequence[Arrival], options: argparse.Namespace, progress: Progress
+    arrivals: Sequence[Arrival],
+    options: argparse.Namespace,
+    progress: Progress,
+    seen: dict[int, Sample] | None = None,
 ) -> tuple[list[Sample], float]:
-    """Samples in the trace's order and the seconds it took."""
+    """Samples in the trace's order and the seconds it took. ``seen`` gets each as soon as its
+    request has ended, by its number: what is left of a replay that was cancelled."""
+    seen = {} if seen is None else seen
     base = options.endpoint.rstrip("/").removesuffix("/v1") + "/v1"
     headers = {"Authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     connector = aiohttp.TCPConnector(limit=0)  # a limit would queue inside the client
@@ -59,25 +68,36 @@ async def replay(
         bar = progress.add_task("replaying", total=len(arrivals))
         started = time.monotonic()
 
-        async def one(arrival: Arrival, due_s: float) -> Sample:
+        async def one(number: int, arrival: Arrival, due_s: float) -> None:
             prompt = prompt_of(
                 arrival, length=options.length, style=options.prompts, seed=options.seed
             )
             output = round(arrival.output_tokens * options.length)
             path, body = request_body(prompt, model=model, output_tokens=output)
-            sample = await send(
+            seen[number] = await send(
                 session, base + path, body,
                 started=started, due_s=due_s, timeout_s=options.timeout,
             )  # fmt: skip
             progress.advance(bar)
-            return sample
 
-        running = []
-        for arrival, due_s in zip(arrivals, due, strict=True):  # begun when due: a trace is long
-            await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
-            running.append(asyncio.create_task(one(arrival, due_s)))
-        samples = await asyncio.gather(*running)
-        return samples, time.monotonic() - started
+        async with asyncio.TaskGroup() as running:  # cancelled, it cancels what is in flight
+            for number, (arrival, due_s) in enumerate(zip(arrivals, due, strict=True)):
+                # begun when due: a trace is long
+                await asyncio.sleep(max(0.0, started + due_s - time.monotonic()))
+                running.create_task(one(number, arrival, due_s))
+        return [seen[number] for number in sorted(seen)], time.monotonic() - started
+
+
+async def until_interrupted(
+    arrivals: Sequence[Arrival], options: argparse.Namespace, progress: Progress
+) -> tuple[list[Sample], float, bool]:
+    """As `replay`; after Ctrl-C, which cancels this, what had ended by then, and True."""
+    seen: dict[int, Sample] = {}
+    began = time.monotonic()
+    try:
+        return *await replay(arrivals, options, progress, seen), False
+    except asyncio.CancelledError:
+        return [seen[number] for number in sorted(seen)], time.monotonic() - began, True
 
 
 async def first_model(session: aiohttp.ClientSession, base: str) -> str:
@@ -104,7 +124,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--length", type=positive, default=1.0, help="factor on prompt and answer lengths"
     )
-    p.add_argument("--limit", type=int, help="only the first N requests")
+    p.add_argument("--limit", type=count(MAX_REQUESTS), help="only the first N requests")
     p.add_argument("--prompts", choices=("tokens", "text"), default="text")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--timeout", type=positive, default=600.0, help="seconds for one request")
@@ -116,49 +136,36 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def positive(text: str) -> float:
-    """A number above zero, for argparse."""
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"got {text}, expected a number above 0")
-    return value
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the replay; 0 if no request failed, 1 if some did, 2 for wrong arguments or files."""
-    options = parser().parse_args(argv)
-    console = Console(stderr=True)
+    """Run the replay; 0 if no request failed, 1 if some did or a file could not be written, 2 for
+    wrong arguments or files, 130 if it was interrupted: then of what had ended."""
+    return ended("replay", partial(_replay, parser().parse_args(argv)))
+
+
+def _replay(options: argparse.Namespace) -> int:
+    check_targets({"--out": options.out, "--html": options.html})
+    other = [load_run(options.compare)] if options.compare else []
+    arrivals = read_trace(options.trace, limit=options.limit)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn())
-    try:
-        other = load_run(options.compare) if options.compare else None
-        arrivals = read_trace(options.trace, limit=options.limit)
-        with Progress(*columns, console=console) as progress:
-            samples, wall_s = asyncio.run(replay(arrivals, options, progress))
-    except ConfigError as error:
-        console.print(f"prefixfleet replay: {error}", style="red", markup=False)
-        return 2
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        samples, wall_s, cut = asyncio.run(until_interrupted(arrivals, options, progress))
     figures = summarise(
         samples, wall_s=wall_s, ttft_slo_s=options.ttft_slo, tbt_slo_s=options.tbt_slo
     )
+    figures |= {"cut_short": cut, "requests_in_trace": len(arrivals)}
     run = {"trace": options.trace.name, "endpoint": options.endpoint, "figures": figures}
     run["samples"] = [asdict(sample) for sample in samples]
+    files: dict[Path, Callable[[], str]] = {}
     if options.out:
-        options.out.write_text(json.dumps(run))
+        files[options.out] = lambda: json.dumps(run)
     if options.html:
-        write_html(options.html, [run] + ([other] if other else []))
-    sys.stdout.write(json.dumps(figures) + "\n")
-    return 1 if figures["errors"] else 0
-
-
-def load_run(path: Path) -> dict[str, Any]:
-    """A run that ``--out`` wrote. Raises `ConfigError` if the file is something else."""
-    try:
-        run = json.loads(path.read_text())
-        if not {"trace", "figures", "samples"} <= run.keys():
-            raise ValueError("it has no figures and samples")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"--compare {path}: not a run written by --out ({error})") from error
-    return dict(run)
+        files[options.html] = lambda: render_html([run, *other])
+    written = write_all("replay", files)
+    tell(json.dumps(figures) + "\n")
+    if cut:
+        complain("replay", f"interrupted: {len(samples)} of {len(arrivals)} requests had ended")
+        return 130
+    return 0 if written and not figures["errors"] else 1
 
 
 if __name__ == "__main__":

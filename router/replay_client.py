@@ -11,6 +11,8 @@ import aiohttp
 import msgspec
 
 MAX_ERROR_TEXT = 200
+MAX_TOKENS = 1 << 40
+"""A larger number in an answer is none of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,18 +36,29 @@ class Sample:
     error: str = ""
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_TOKENS)]
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
     prompt_tokens_details: _Details | None = None
 
 
 class _Delta(msgspec.Struct):
+    """What a chunk adds: text of the answer, of the thoughts before it, or of a call."""
+
     content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None  # in some servers' answers an object
+    tool_calls: list[Any] | None = None
+
+    def says_something(self) -> bool:
+        return bool(self.content or self.reasoning_content or self.reasoning or self.tool_calls)
 
 
 class _Choice(msgspec.Struct):
@@ -92,7 +105,7 @@ async def send(
             return await _read(answer, sent, base, clock)
     except TimeoutError:
         return replace(base, error=f"no end within {timeout_s:g} s")
-    except (aiohttp.ClientError, msgspec.MsgspecError) as error:
+    except (aiohttp.ClientError, msgspec.MsgspecError, ValueError) as error:  # or a line too long
         return replace(base, error=f"{type(error).__name__}: {error}"[:MAX_ERROR_TEXT])
 
 
@@ -111,22 +124,25 @@ async def _read(
             break
         chunk = msgspec.json.decode(data, type=_Chunk)
         usage = chunk.usage or usage
-        if any(c.text or (c.delta and c.delta.content) for c in chunk.choices):
+        if any(c.text or (c.delta and c.delta.says_something()) for c in chunk.choices):
             times.append(clock())
-    details = usage.prompt_tokens_details or _Details()
+    cached = (usage.prompt_tokens_details or _Details()).cached_tokens or 0
+    error = "" if finished and times else "the stream ended without text or without [DONE]"
+    if cached > usage.prompt_tokens:
+        error = f"usage: {cached} cached_tokens of {usage.prompt_tokens} prompt_tokens"
     return replace(
         base,
         ttft_s=times[0] - sent if times else 0.0,
         total_s=clock() - sent,
         gaps_s=tuple(b - a for a, b in itertools.pairwise(times)),
         prompt_tokens=usage.prompt_tokens,
-        cached_tokens=details.cached_tokens or 0,
+        cached_tokens=cached,
         pulled_tokens=_number(answer.headers.get("x-prefixfleet-pulled-tokens")),
         output_tokens=usage.completion_tokens or len(times),
         node=answer.headers.get("x-prefixfleet-node", ""),
-        error="" if finished and times else "the stream ended without text or without [DONE]",
+        error=error,
     )
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+    return int(text) if text and text.isdecimal() and len(text) < 13 else 0

@@ -4,14 +4,12 @@ TTFT, gaps and goodput as the glossary defines them: a request's TBT is the mean
 tenth of gaps; goodput counts requests that ended within both SLOs (Mooncake, FAST'25, 5.1).
 """
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from prefixfleet.router.percentiles import reach, spread
 from prefixfleet.router.replay_client import Sample
-
-PERCENTILES = (50, 90, 99)
 
 
 def summarise(
@@ -45,29 +43,12 @@ def summarise(
 
 
 def hit_rate(samples: Sequence[Sample]) -> dict[str, float]:
-    """Tokens from cache over prompt tokens: the mean over all tokens, and the low tail by request.
-
-    ``p50`` is the median request; ``p90`` and ``p99`` are what the *unluckiest* tenth and
-    hundredth get at best, so they are never above the median.
-    """
+    """Tokens from cache over prompt tokens: the mean over all tokens, percentiles by request: what
+    so many of a hundred requests reach at least."""
     rates = [s.cached_tokens / s.prompt_tokens for s in samples if s.prompt_tokens]
     prompt = sum(s.prompt_tokens for s in samples)
     mean = sum(s.cached_tokens for s in samples) / prompt if prompt else 0.0
-    return {"mean": mean} | {f"p{p}": percentile(rates, 100 - p) for p in PERCENTILES}
-
-
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Mean and percentiles."""
-    mean = math.fsum(values) / len(values) if values else 0.0
-    return {"mean": mean} | {f"p{p}": percentile(values, p) for p in PERCENTILES}
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: a value that occurred; 0 when there are none."""
-    if not values:
-        return 0.0
-    rank = max(1, math.ceil(len(values) * percent / 100))
-    return sorted(values)[rank - 1]
+    return reach(rates) | {"mean": mean}
 
 
 def tbt(gaps_s: Sequence[float]) -> float:

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prefixfleet.router.replay_stats import percentile
+from prefixfleet.router.percentiles import percentile, reached
 from prefixfleet.router.traces import Arrival, SharedBlocks
 
 RESAMPLES = 100
@@ -42,14 +42,15 @@ class Reuse:
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """Over requests; ``mean`` is by tokens, with the interval of `CONFIDENCE` around it."""
+    """``mean`` is by tokens, with the interval of `CONFIDENCE` around it; ``p90`` and ``p99`` are
+    what nine tenths and 99 of 100 requests reach at least."""
 
     mean: float
     low: float
     high: float
-    p10: float
     p50: float
     p90: float
+    p99: float
 
 
 class _LastUses:
@@ -119,9 +120,9 @@ def hit_rates(requests: Sequence[Reuse], blocks: int, block_tokens: int, seed: i
         mean=sum(hits) / sum(request.tokens for request in requests),
         low=percentile(means, outside),
         high=percentile(means, 100 - outside),
-        p10=percentile(ratios, 10),
-        p50=percentile(ratios, 50),
-        p90=percentile(ratios, 90),
+        p50=reached(ratios, 50),
+        p90=reached(ratios, 90),
+        p99=reached(ratios, 99),
     )
 
 

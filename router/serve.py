@@ -16,16 +16,16 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, TooLate, UpstreamFailed
 from prefixfleet.router.for_worker import body_for_worker, lines_for_worker
-from prefixfleet.router.headers import KEEP, KeepWish, deadline_of, keep_of
+from prefixfleet.router.headers import DEADLINE, KEEP, KeepWish, deadline_of, keep_of
 from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
-from prefixfleet.router.upstream import WorkerLost, ask
+from prefixfleet.router.upstream import Answer, WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
@@ -73,7 +73,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             received_s=received_s,
             deadline_s=deadline_s,
             keep=_keep(client.headers, key),
-            id=router.new_id(),
+            id=client.id,
             span=span,
         )
         passage.note_prompt()
@@ -191,6 +191,18 @@ async def _send(
     return status
 
 
+async def _in_time(passage: Passage, asking: Awaitable[Answer]) -> Answer:
+    """What ``asking`` gives within the client's own limit. Raises `TooLate`: the engine is told."""
+    left_s = passage.received_s + passage.deadline_s - passage.router.clock()
+    try:
+        async with asyncio.timeout(left_s):
+            return await asking
+    except TimeoutError:
+        raise TooLate(
+            f"no first byte within {passage.deadline_s:g} s, as {DEADLINE} asks"
+        ) from None
+
+
 async def _exchange(
     passage: Passage,
     dispatched: Dispatched,
@@ -201,7 +213,8 @@ async def _exchange(
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
     body, lines = body_for_worker(passage, dispatched), lines_for_worker(passage)
-    answer = await ask(router.pool, worker.record.url, client.target, lines, body)
+    asking = ask(router.pool, worker.record.url, client.target, lines, body)
+    answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
     try:
         charge.first_byte(router.clock())
         router.turns.look()

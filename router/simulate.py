@@ -9,19 +9,29 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from prefixfleet.router.arguments import (
+    MAX_NODES,
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    Failure,
+    count,
+    failure,
+    positive,
+    replication_mode,
+)
 from prefixfleet.router.calibration import Learned, calibration
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
+from prefixfleet.router.last_words import ended, tell
 from prefixfleet.router.peer_policies import PEERS
+from prefixfleet.router.percentiles import spread
 from prefixfleet.router.policy import choose
-from prefixfleet.router.replay import positive
-from prefixfleet.router.replay_stats import spread
-from prefixfleet.router.simulated_fleet import Fleet, Served
+from prefixfleet.router.simulated_fleet import Fleet, Served, useful_blocks
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
 from prefixfleet.router.text_blocks import BLOCK_TOKENS, BYTES_PER_TOKEN
@@ -33,8 +43,6 @@ from prefixfleet.store.replication import Mode
 MEMORY_TOKENS = 3_000_000
 OURS = "ours"
 POLICIES = {OURS: lambda: choose, **PEERS}
-
-Failure: TypeAlias = tuple[int, float]
 
 
 def summarise(served: Sequence[Served], *, ttft_slo_s: float) -> dict[str, Any]:
@@ -105,10 +113,10 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="prefixfleet simulate", description=__doc__)
     p.add_argument("--trace", type=Path, required=True)
     p.add_argument("--policy", nargs="+", choices=sorted(POLICIES), default=sorted(POLICIES))
-    p.add_argument("--nodes", type=int, default=8)
+    p.add_argument("--nodes", type=count(MAX_NODES), default=8)
     p.add_argument(
         "--memory-tokens",
-        type=int,
+        type=count(MAX_TOKENS),
         help=f"of cache, for each node; default: the live fleet's, or {MEMORY_TOKENS:,}",
     )
     models = p.add_mutually_exclusive_group()
@@ -133,21 +141,15 @@ def parser() -> argparse.ArgumentParser:
         help="by which the first of them is ahead of the others",
     )  # fmt: skip
     p.add_argument(
-        "--replication", type=Mode, choices=list(Mode), nargs="+", default=[Mode.OFF],
+        "--replication", type=replication_mode, choices=list(Mode), nargs="+", default=[Mode.OFF],
         help="what nodes do with a hot prefix, as their setting `collective` says",
     )  # fmt: skip
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds; above is refused")
-    p.add_argument("--limit", type=int)
+    p.add_argument("--limit", type=count(MAX_REQUESTS), help="only the first N requests")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--json", action="store_true", help="print only one JSON object")
     return p
-
-
-def failure(text: str) -> Failure:
-    """``NODE@SECONDS``, for argparse."""
-    number, _, at_s = text.partition("@")
-    return int(number), positive(at_s)
 
 
 def engines_of(options: argparse.Namespace, console: Console) -> Learned:
@@ -165,12 +167,16 @@ def warn(console: Console, what: str) -> None:
     console.print(f"prefixfleet simulate: {what}", style="yellow", markup=False)
 
 
-def fleet_of(options: argparse.Namespace, engines: Learned, block_tokens: int) -> Fleet:
-    """The fleet that the options describe, but for its policy."""
+def fleet_of(options: argparse.Namespace, engines: Learned, arrivals: Sequence[Arrival]) -> Fleet:
+    """The fleet that the options describe, but for its policy. Raises `ConfigError` for one that
+    is too large."""
+    first = arrivals[0].prompt
+    assert isinstance(first, SharedBlocks)
+    block_tokens = first.block_tokens
     tokens = options.memory_tokens or engines.memory_tokens or MEMORY_TOKENS
     return Fleet(
         nodes=options.nodes,
-        blocks_per_node=max(1, tokens // block_tokens),
+        blocks_per_node=max(1, min(tokens // block_tokens, useful_blocks(arrivals))),
         block_tokens=block_tokens,
         shape=engines.shape,
         hardware=engines.hardware,
@@ -204,8 +210,6 @@ def variants(options: argparse.Namespace, base: Fleet) -> Iterator[tuple[str, Fl
 
 def checked(options: argparse.Namespace) -> argparse.Namespace:
     """Raises `ConfigError` for numbers that make no fleet."""
-    if options.nodes < 1 or (options.memory_tokens is not None and options.memory_tokens < 1):
-        raise ConfigError("--nodes and --memory-tokens: expected at least 1")
     if wrong := [number for number, _ in options.fail if not 0 <= number < options.nodes]:
         raise ConfigError(f"--fail: got node {wrong[0]}, expected 0 to {options.nodes - 1}")
     return options
@@ -214,25 +218,23 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run each policy over the trace; 2 for wrong arguments or files."""
     options = parser().parse_args(argv)
+    return ended("simulate", partial(_simulate, options))
+
+
+def _simulate(options: argparse.Namespace) -> int:
     console = Console(stderr=True)
-    try:
-        engines = engines_of(checked(options), console)
-        arrivals = block_trace(options.trace, options.limit, partial(warn, console))
-        arrivals = speed_up(arrivals, options.speed)
-    except ConfigError as error:
-        console.print(f"prefixfleet simulate: {error}", style="red", markup=False)
-        return 2
-    first = arrivals[0].prompt
-    assert isinstance(first, SharedBlocks)
+    engines = engines_of(checked(options), console)
+    arrivals = block_trace(options.trace, options.limit, partial(warn, console))
+    arrivals = speed_up(arrivals, options.speed)
     arrivals = with_storms(arrivals, options.storm, seed=options.seed, lead_s=options.storm_lead)
-    fleets = list(variants(options, fleet_of(options, engines, first.block_tokens)))
+    fleets = list(variants(options, fleet_of(options, engines, arrivals)))
     results = {}
     for name, fleet in track(fleets, "simulating", console=console):
         figures, wall_s = simulate(fleet, arrivals, failures=options.fail)
         results[name] = figures | {"simulated_requests_per_s": round(len(arrivals) / wall_s)}
     if not options.json:
         console.print(table(results))
-    sys.stdout.write(json.dumps(results) + "\n")
+    tell(json.dumps(results) + "\n")
     return 0
 
 

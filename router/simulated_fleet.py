@@ -1,7 +1,7 @@
 """What a simulation is given and what it tells: the fleet, and the fate of each request."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -9,9 +9,10 @@ from hashlib import blake2b
 from prefixfleet.router.fleet_models import Hardware, ModelShape
 from prefixfleet.router.policy import Policy
 from prefixfleet.router.simulated_node import SimulatedNode
-from prefixfleet.router.traces import SharedBlocks
+from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.eviction_value import ValueOrder
 from prefixfleet.store.namespace import DIGEST_BYTES
@@ -23,10 +24,14 @@ NAMESPACE = b"simulated"
 MAX_HASHES = 1 << 20
 """Kept from one request to the next: about 100 MB."""
 
+MAX_SLOTS = 20_000_000
+"""Of all nodes together: 3 GB of books while they are empty."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What is simulated. ``blocks_per_node`` slots of ``block_tokens`` tokens each."""
+    """What is simulated. ``blocks_per_node`` slots of ``block_tokens`` tokens each. Raises
+    `ConfigError` for more than `MAX_SLOTS` of them."""
 
     nodes: int
     blocks_per_node: int
@@ -39,6 +44,14 @@ class Fleet:
     seed: int = 0
     order: Callable[[int], EvictionOrder] = ValueOrder  # of so many slots
     replication: Mode = Mode.OFF
+
+    def __post_init__(self) -> None:
+        if (slots := self.nodes * self.blocks_per_node) > MAX_SLOTS:
+            raise ConfigError(
+                f"{self.nodes:,} nodes with {self.blocks_per_node:,} blocks each: got {slots:,} "
+                f"blocks, at most {MAX_SLOTS:,} can be simulated; take fewer --nodes, less memory, "
+                "or fewer of the trace's requests"
+            )
 
     @property
     def block_bytes(self) -> int:
@@ -95,6 +108,16 @@ class Served:
     def refused(self) -> bool:
         """Whether it was turned away."""
         return math.isinf(self.ttft_s)
+
+
+def useful_blocks(arrivals: Iterable[Arrival]) -> int:
+    """A node with more memory does nothing else: twice what the trace has of different blocks,
+    since a pool keeps a part of itself free, less than half."""
+    different: set[int] = set()
+    for prompt in (arrival.prompt for arrival in arrivals):
+        assert isinstance(prompt, SharedBlocks)
+        different.update(prompt.ids)
+    return 2 * len(different) + 1
 
 
 def chain_of(prompt: SharedBlocks) -> list[BlockHash]:

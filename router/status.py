@@ -1,14 +1,12 @@
 """What `prefixfleet status` prints of one router. Pure."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec import structs
 
 from prefixfleet.router.core import Router
 from prefixfleet.router.estimate import PrefillModel
-
-PERCENTILES = (50, 90, 99)
+from prefixfleet.router.percentiles import reach
 
 
 def status_of(router: Router) -> dict[str, Any]:
@@ -28,7 +26,7 @@ def status_of(router: Router) -> dict[str, Any]:
             "unpublished_blocks": router.feed.unpublished_blocks,
         },
         "waiting": structs.asdict(router.turns.load()) | {"without_worker": router.without_worker},
-        "hit_rate": summary(router.hit_ratios),
+        "hit_rate": {"count": len(router.hit_ratios)} | reach(router.hit_ratios),
         "degraded": [
             {
                 "mode": mode.name,
@@ -39,15 +37,6 @@ def status_of(router: Router) -> dict[str, Any]:
             for mode in router.degraded.modes()
         ],
     }
-
-
-def summary(values: Sequence[float]) -> dict[str, float | int]:
-    """Count, mean and percentiles (nearest rank); zeros for nothing."""
-    ordered = sorted(values)
-    count = len(ordered)
-    ranks = {p: ordered[max(0, -(-count * p // 100) - 1)] if count else 0.0 for p in PERCENTILES}
-    mean = sum(ordered) / count if count else 0.0
-    return {"count": count, "mean": mean, **{f"p{p}": value for p, value in ranks.items()}}
 
 
 def _nodes(router: Router) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from prefixfleet.router.replay import positive
+from prefixfleet.router.arguments import positive
+from prefixfleet.router.percentiles import REACHED
 from prefixfleet.store.errors import ConfigError
 
 ASK_S = 10.0
@@ -70,7 +71,7 @@ def _figures(snap: Snapshot) -> Table:
     most = max(bins) or 1
     marks = "".join(HIT_MARKS[-(-8 * count // most)] for count in bins)
     table = Table("", "mean", "P50", "P90", "P99", "", box=None)
-    table.add_row("hit rate", *_spread(rate, "{:.0%}"), f"0 {marks} 1")
+    table.add_row("hit rate", *_spread(rate, "{:.0%}"), f"0 {marks} 1; {REACHED}")
     table.add_row("first token, s", *_spread(ttft["observed"], "{:.3f}"), "observed, streams")
     table.add_row("without the cache, s", *_spread(ttft["without_cache"], "{:.3f}"), "estimated")
     table.add_row("estimate, s", *_spread(ttft["estimated"], "{:.3f}"), "of the first row of times")

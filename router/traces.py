@@ -33,6 +33,8 @@ MAX_TEXT_BYTES = 2 * 1024**3
 """Of all prompts together that are kept as they are."""
 MAX_SECONDS = 1e12
 """A later time than any clock's, in milliseconds too."""
+EMPTY: tuple[object, ...] = ("", [], [""], [[]])
+NO_TOKENS = "a prompt of 0 tokens, expected at least 1"
 
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 _Id = Annotated[int, msgspec.Meta(ge=0, le=FIRST_OWN - 1)]
@@ -120,6 +122,7 @@ class _Reader:
         self._as_blocks = as_blocks
         self._ids = PrefixIds()
         self._text_bytes = 0
+        self._timed: bool | None = None
 
     def arrival(self, line: bytes, count: int) -> Arrival:
         if len(line) > MAX_LINE_BYTES:
@@ -141,6 +144,8 @@ class _Reader:
     def _from_blocks(self, line: _BlockLine) -> Arrival:
         bailian = line.chat_id is not None
         block_tokens = BAILIAN_BLOCK_TOKENS if bailian else MOONCAKE_BLOCK_TOKENS
+        if not line.input_length:
+            raise ValueError(NO_TOKENS)
         if len(line.hash_ids) != -(-line.input_length // block_tokens):
             raise ValueError(
                 f"{len(line.hash_ids)} hash_ids for {line.input_length} tokens, expected one a "
@@ -157,17 +162,31 @@ class _Reader:
         limit = body.get("max_completion_tokens", body.get("max_tokens"))
         if limit is not None and (not isinstance(limit, int) or limit < 1):
             raise ValueError(f"max_tokens is {limit!r}, expected a number of at least 1")
-        at_s = _seconds(values.get("timestamp"), count)
+        at_s = self._seconds(values.get("timestamp"), count)
+        if body.get("prompt", body.get("messages")) in EMPTY:
+            raise ValueError(NO_TOKENS)
         if self._as_blocks:
             ids, tokens = block_ids(body)
+            if not tokens:
+                raise ValueError(NO_TOKENS)
             blocks = SharedBlocks(self._ids.of(ids), tokens, TEXT_BLOCK_TOKENS)
             return Arrival(at_s, blocks, limit or 0)
         request = {key: value for key, value in body.items() if key not in ("timestamp", "stream")}
         return Arrival(at_s, request, limit or 0)
 
+    def _seconds(self, stamp: object, count: int) -> float:
+        """Without times the requests arrive one a second, in file order: all of them or none."""
+        timed = stamp is not None
+        if self._timed not in (None, timed):
+            raise ValueError(
+                f"{'a' if timed else 'no'} timestamp, where the requests before it have "
+                f"{'none' if timed else 'one'}; expected one in each line, or in none"
+            )
+        self._timed = timed
+        return _seconds(stamp, count)
+
 
 def _seconds(stamp: object, count: int) -> float:
-    """Without times the requests arrive one a second, in file order."""
     if stamp is None:
         return float(count)
     if isinstance(stamp, str):

@@ -11,7 +11,7 @@ from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.estimate import PrefillModel
-from prefixfleet.router.headers import OURS, KeepWish
+from prefixfleet.router.headers import OURS, REQUEST_ID, KeepWish
 from prefixfleet.router.json_log import DecisionRecord
 from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
@@ -23,9 +23,9 @@ log = logging.getLogger("prefixfleet.router.decisions")
 
 
 WHY = (
-    "request %(request)s: %(tokens)d tokens to %(worker)s on %(node)s: %(hit_blocks)d blocks "
-    "there, %(pull_blocks)d pulled from %(source)s; queue %(queue_s).3f s, load %(load_s).3f s, "
-    "pull %(pull_s).3f s, prefill %(prefill_s).3f s"
+    "request %(request)s, x-request-id %(called)s: %(tokens)d tokens to %(worker)s on %(node)s: "
+    "%(hit_blocks)d blocks there, %(pull_blocks)d pulled from %(source)s; "
+    "queue %(queue_s).3f s, load %(load_s).3f s, pull %(pull_s).3f s, prefill %(prefill_s).3f s"
 )
 ORIGINS = ("engine", "local", "pulled", "computed")
 MAX_KEPT_BYTES = 64 * 1024  # of an answer that waits to be read for what its engine says
@@ -51,6 +51,7 @@ class Passage(Struct, frozen=True, kw_only=True):
         """The decision, for the client. Tokens are what was expected when it was taken."""
         decision, block_tokens = dispatched.decision, dispatched.worker.block_tokens
         return {
+            REQUEST_ID: self.client.called,
             OURS + "request": self.id,
             OURS + "node": dispatched.worker.record.node,
             OURS + "hit-tokens": str(decision.hit_blocks * block_tokens),
@@ -88,6 +89,7 @@ class Passage(Struct, frozen=True, kw_only=True):
         decision = dispatched.decision
         return {
             "request": self.id,
+            "called": self.client.called,
             "route": self.route.name,
             "tokens": self.prompt.tokens,
             "worker": dispatched.worker.name,

@@ -1,9 +1,10 @@
 """`ValueOrder`: the block goes first whose absence is likely to cost least.
 
 Worth of a block = reuses a second it is worth keeping for (`ReuseModel.index` of the class and age
-of its last use) x seconds lost when it is asked for and not here. Those are the seconds to compute
-it at its depth or, where another node holds a copy, to fetch it, if that is less: the last copy in
-the fleet is worth more than the fifth. New blocks compete like all others: one that is worth less
+of its last use) x what is lost when it is asked for and not here: to compute it or, where another
+node holds a copy, to fetch it, if that is less: the last copy in the fleet is worth more than the
+fifth. Each block counts as equally dear to compute, unless `Prices` say that deeper ones are dearer
+(DESIGN 19). New blocks compete like all others: one that is worth less
 than what it would push out is better not stored (`store/admission.py`).
 
 As evidence grows, this learns by itself what LRU cannot know: that a conversation's next turn comes

@@ -33,10 +33,10 @@ from rich.progress import Progress
 from trace_slices import found_at_most, slices
 
 from prefixfleet.cluster.run_state import StateHome
+from prefixfleet.router.percentiles import spread
 from prefixfleet.router.replay import parser as replay_parser
 from prefixfleet.router.replay import replay
 from prefixfleet.router.replay_client import Sample
-from prefixfleet.router.replay_stats import spread
 from prefixfleet.router.traces import Arrival
 
 UP_S = 500

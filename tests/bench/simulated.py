@@ -19,11 +19,11 @@ from rich.progress import Progress
 
 from prefixfleet.router.calibration import Learned, calibration
 from prefixfleet.router.fleet_models import prefill_seconds
+from prefixfleet.router.percentiles import percentile
 from prefixfleet.router.policy import choose
 from prefixfleet.router.replay import parser as replay_parser
 from prefixfleet.router.replay import replay
 from prefixfleet.router.replay_client import Sample
-from prefixfleet.router.replay_stats import percentile
 from prefixfleet.router.simulated_fleet import Fleet, Served
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks

@@ -14,6 +14,9 @@ from prefixfleet.store.errors import ConfigError
 LONG = "a long question about nothing in particular " * 40
 
 
+NO_TIME = {"step_s": 0, "s_per_thousand": 0, "s_per_million": 0, "samples": 3}
+
+
 def worker(seconds_per_thousand, samples=9, **changes):
     prefill = {
         "step_s": 0.1, "s_per_thousand": seconds_per_thousand, "s_per_million": 0.02,
@@ -65,6 +68,9 @@ def test_what_nobody_measured_is_said():
         (b"", "none of a router"),
         (b'{"workers": [{}], "nodes": []}', "none of a router"),
         (status(worker(-1.0)), "none of a router"),
+        (status(worker(1.0, block_tokens=-16)), "none of a router"),
+        (status(worker(1.0, block_bytes=-1)), "none of a router"),
+        (status(worker(1.0, prefill=NO_TIME)), "takes no time"),
         (status(), "observed yet"),
         (status(worker(1.0, samples=0)), "observed yet"),
         (status(worker(1.0, block_tokens=None)), "observed yet"),

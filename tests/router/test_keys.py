@@ -365,6 +365,25 @@ async def test_a_deadline_that_is_no_number_is_the_clients_mistake(rig, value):
         assert response.status == 400
 
 
+async def test_an_engine_that_is_silent_at_the_clients_deadline_is_given_up(rig):
+    async def silent(engine, request, asked):
+        await for_ever()
+
+    engine = await rig.engine(behave=silent)
+    router = await rig.start(engine)
+
+    headers = {"x-prefixfleet-ttft-deadline-ms": "1000"}
+    body = {"model": "tiny", "prompt": "x"}
+    async with rig.client.post("/v1/completions", json=body, headers=headers) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+
+    async with asyncio.timeout(60):
+        await engine.cancelled.wait()
+    assert not router.traffic.is_ejected("a")
+    assert router.book.load("a").queued_requests == 0
+
+
 async def test_a_clients_deadline_is_honoured(rig):
     engine = await rig.engine(prefill_tokens_per_s=100.0)
     await rig.start(engine)

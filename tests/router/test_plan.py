@@ -31,6 +31,9 @@ MHA = {key: value for key, value in LLAMA_70B.items() if key != "num_key_value_h
     [
         (LLAMA_70B, None, "GQA", 327_680),  # Mooncake, FAST'25, table 1: 320 KiB
         (LLAMA_70B, "fp8", "GQA", 163_840),
+        (LLAMA_70B, "float8_e5m2", "GQA", 163_840),
+        (LLAMA_70B, "int8", "GQA", 163_840),
+        (LLAMA_70B, "int4", "GQA", 81_920),
         (MHA, None, "MHA", 8 * 327_680),
         (LLAMA_70B | {"num_key_value_heads": 1}, None, "MQA", 327_680 // 8),
         (LLAMA_70B | {"head_dim": 64}, None, "GQA", 327_680 // 2),
@@ -44,8 +47,18 @@ def test_a_tokens_kv_has_the_size_of_the_formula(config, dtype, kind, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", json.dumps(LLAMA_70B | {"torch_dtype": "odd"}), '{"hidden_size": "x"}']
-)
+    "text",
+    ["", "[]", "{}", '{"hidden_size": "x"}', "[" * 100_000]
+    + [
+        json.dumps(LLAMA_70B | wrong)
+        for wrong in (
+            {"torch_dtype": "odd"}, {"torch_dtype": ["bfloat16"]}, {"num_hidden_layers": 10**31},
+            {"num_experts_per_tok": 2, "moe_intermediate_size": "y"},
+            {"num_experts_per_tok": "x"}, {"num_hidden_layers": True},
+        )
+    ],
+    ids=range(11),
+)  # fmt: skip
 def test_what_is_no_decoders_config_is_refused(tmp_path, text):
     path = tmp_path / "config.json"
     path.write_text(text)
@@ -178,3 +191,65 @@ def test_memory_that_costs_more_than_it_saves_is_not_worth_it(files, capsys, pri
 def test_one_price_alone_is_refused(files, capsys):
     assert main([*files, "--gb-month", "1"]) == 2
     assert "one price alone" in " ".join(capsys.readouterr().err.split())
+
+
+CHEAP = ["--gb-month", "1e-6", "--node-hour", "100"]
+
+
+@pytest.mark.parametrize(
+    ("words", "dram_gb", "ssd_gb"),
+    [(["--dram-gb", "1"], 1, 0), (["--dram-gb", "1", "--ssd-gb", "500"], 1, 500),
+     (["--dram-gb", "5000"], 5000, 0), (["--dram-gb", "1", "--ssd-gb", "2"], 1, 2)],
+)  # fmt: skip
+@pytest.mark.parametrize("prices", [CHEAP, []])
+def test_nothing_beyond_the_memory_that_was_given_is_recommended(
+    files, capsys, words, dram_gb, ssd_gb, prices
+):
+    assert main([*files, "--json", *words, *prices]) == 0
+
+    plan = json.loads(capsys.readouterr().out)
+    settings = plan["settings"]
+    pool, disk = (
+        int(settings.get(f"PREFIXFLEET_NODE_{name}", 0)) for name in ("POOL_BYTES", "SSD_BYTES")
+    )
+    assert 0 < pool <= dram_gb * 1e9
+    assert disk <= ssd_gb * 1e9
+    assert bool(disk) == bool(ssd_gb)
+    assert ("PREFIXFLEET_NODE_SSD_PATH" in settings) == bool(disk)
+
+
+def test_that_more_would_pay_is_said_without_recommending_it(files, capsys):
+    assert main([*files, "--dram-gb", "1", *CHEAP]) == 0
+
+    assert "More than the 2 GB that you gave would pay too" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_an_ssd_that_costs_more_than_it_saves_is_not_used(files, capsys):
+    words = [*files, "--json", "--dram-gb", "1", "--ssd-gb", "500", *CHEAP]
+    assert main([*words, "--ssd-gb-month", "1e9"]) == 0
+
+    assert "PREFIXFLEET_NODE_SSD_PATH" not in json.loads(capsys.readouterr().out)["settings"]
+
+
+def test_what_pulling_is_worth_is_the_ratio_of_its_rows(files, capsys):
+    assert main([*files, "--json"]) == 0
+
+    plan = json.loads(capsys.readouterr().out)
+    own, shared = (
+        plan["simulated"][name]["ttft_s"]["mean"] for name in ("own cache only", "shared")
+    )
+    assert plan["pulling"]["ttft_mean_over_own"] == shared / own
+
+
+def test_memory_without_room_for_a_block_is_refused(files, capsys):
+    assert main([*files, "--dram-gb", "0.002"]) == 2
+    assert "room for a block" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("words", [["--dram-gb", "1e9"], ["--nodes", "100000000000"]])
+def test_what_no_fleet_has_is_refused(files, capsys, words):
+    with pytest.raises(SystemExit):
+        main([*files, *words])
+    assert f"got {words[1]}, expected" in " ".join(capsys.readouterr().err.split())

@@ -1,84 +1,23 @@
 """The replay against a real endpoint: timed from outside, errors counted, a report to read."""
 
-import asyncio
 import json
-import threading
 
 import pytest
-from aiohttp import web
+from openai_endpoint import Endpoint, line
 from trace_forms import FORMS, write_form
 
 from prefixfleet.router import replay
 from prefixfleet.router.replay_client import Sample, request_body
 from prefixfleet.router.replay_report import render_html
-from prefixfleet.router.replay_stats import hit_rate, percentile, summarise, tbt
-
-
-class Endpoint:
-    """A small OpenAI endpoint on a thread of its own; owned by the test that started it."""
-
-    def __init__(self):
-        self.bodies = []
-        self.url = ""
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),))
-        self._stop = asyncio.Event()
-
-    def __enter__(self):
-        self._thread.start()
-        assert self._ready.wait(60)
-        return self
-
-    def __exit__(self, *exc):
-        self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
-        self._loop.close()
-
-    async def _run(self):
-        app = web.Application()
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_post("/v1/chat/completions", self._answer)
-        app.router.add_post("/v1/completions", self._answer)
-        runner = web.AppRunner(app)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await self._stop.wait()
-        await runner.cleanup()
-
-    async def _models(self, request):
-        return web.json_response({"data": [{"id": "tiny"}]})
-
-    async def _answer(self, request):
-        body = await request.json()
-        self.bodies.append((request.path, body))
-        if body.get("max_tokens") == 13:
-            return web.json_response({"error": {"message": "</script>"}}, status=500)
-        response = web.StreamResponse(headers={"x-prefixfleet-node": "a"})
-        await response.prepare(request)
-        chunks = [{"choices": [{"text": "hi"}]}, {"choices": [{"delta": {"content": "you"}}]}]
-        usage = {"prompt_tokens": 100, "completion_tokens": 2}
-        usage["prompt_tokens_details"] = {"cached_tokens": 40}
-        for chunk in [*chunks, {"choices": [], "usage": usage}]:
-            await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-        if body.get("max_tokens") != 14:
-            await response.write(b"data: [DONE]\n\n")
-        return response
+from prefixfleet.router.replay_run import load_run
+from prefixfleet.router.replay_stats import hit_rate, summarise, tbt
+from prefixfleet.store.errors import ConfigError
 
 
 @pytest.fixture
 def endpoint():
     with Endpoint() as running:
         yield running
-
-
-def line(at_ms, output=2):
-    return json.dumps(
-        {"timestamp": at_ms, "input_length": 600, "output_length": output, "hash_ids": [0, at_ms]}
-    )
 
 
 def test_a_trace_is_replayed_and_reported(endpoint, tmp_path, capsys):
@@ -166,11 +105,6 @@ def test_a_request_keeps_what_the_trace_says_and_streams():
     assert "max_completion_tokens" not in body
 
 
-def test_percentiles_are_values_that_occurred():
-    assert [percentile([3, 1, 2], p) for p in (0, 50, 90, 100)] == [1, 2, 3, 3]
-    assert percentile([], 50) == 0.0
-
-
 def test_the_hit_rates_low_tail_is_the_unlucky_requests():
     samples = [
         Sample(sent_s=0, late_s=0, prompt_tokens=100, cached_tokens=c) for c in (0, 80, 90, 100)
@@ -178,7 +112,7 @@ def test_the_hit_rates_low_tail_is_the_unlucky_requests():
 
     rate = hit_rate(samples)
 
-    assert rate == {"mean": 0.675, "p50": 0.8, "p90": 0.0, "p99": 0.0}
+    assert rate == {"mean": 0.675, "p50": 0.9, "p90": 0.0, "p99": 0.0}
 
 
 def test_time_between_tokens_is_the_mean_of_the_longest_tenth():
@@ -194,3 +128,68 @@ def test_a_servers_text_cannot_end_the_reports_script():
     page = render_html([{"trace": "</script><b>", "endpoint": "", "figures": {}, "samples": []}])
 
     assert "</script><b>" not in page
+
+
+def replayed(endpoint, tmp_path, capsys):
+    (tmp_path / "trace.jsonl").write_text(line(0))
+    replay.main(["--trace", str(tmp_path / "trace.jsonl"), "--endpoint", endpoint.url])
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        {"prompt_tokens": -5, "completion_tokens": 1},
+        {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": -180}},
+        {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 180}},
+        {"prompt_tokens": 10, "completion_tokens": 1 << 60},
+    ],
+)
+def test_numbers_that_are_none_of_tokens_are_an_error_of_that_answer(
+    endpoint, tmp_path, capsys, usage
+):
+    endpoint.usage = usage
+
+    figures = replayed(endpoint, tmp_path, capsys)
+
+    assert figures["errors"] == 1
+    assert figures["hit_rate"]["mean"] == 0
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"reasoning_content": "hm"}, {"reasoning": "hm"}, {"content": "", "reasoning": "hm"},
+        {"tool_calls": [{"index": 0, "function": {"name": "f"}}]},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_thoughts_and_calls_are_an_answer_too(endpoint, tmp_path, capsys, delta):
+    endpoint.chunks = [{"choices": [{"delta": delta}]}]
+
+    figures = replayed(endpoint, tmp_path, capsys)
+
+    assert figures["errors"] == 0
+    assert figures["ttft_s"]["mean"] > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"trace": 1, "figures": 2, "samples": 3}', "[]", "{}", "", "7",
+     '{"trace": "t", "endpoint": "e", "figures": {}, "samples": []}'],
+)  # fmt: skip
+def test_a_run_to_compare_with_is_checked_like_every_file(tmp_path, text):
+    (tmp_path / "run.json").write_text(text)
+
+    with pytest.raises(ConfigError, match=r"--compare .*expected a run"):
+        load_run(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [(["--limit", "0"], "got 0, expected a whole number"), (["--speed", "x"], "got x, expected")],
+)
+def test_a_wrong_number_is_told_with_what_is_expected(capsys, words, what):
+    with pytest.raises(SystemExit):
+        replay.parser().parse_args(["--trace", "t", "--endpoint", "e", *words])
+    assert what in " ".join(capsys.readouterr().err.split())

@@ -26,6 +26,7 @@ from prefixfleet.router.simulated_fleet import Fleet, chain_of
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
 from prefixfleet.router.traces import SharedBlocks
+from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.namespace import DIGEST_BYTES
 
 HARDWARE, _ = PRESETS["8xA800"]
@@ -247,14 +248,39 @@ def test_storms_share_their_text_and_nothing_else():
 @pytest.mark.parametrize(
     ("words", "what"),
     [
-        (["--nodes", "0"], "at least 1"),
-        (["--memory-tokens", "0"], "at least 1"),
-        (["--fail", "8@1"], "got node 8, expected 0 to 7"),
+        (["--nodes", "0"], "got 0, expected a whole number from 1"),
+        (["--nodes", "100000000000"], "to 10000"),
+        (["--memory-tokens", "0"], "got 0, expected a whole number from 1"),
+        (["--memory-tokens", "1e13"], "got 1e13, expected a whole number"),
+        (["--limit", "0"], "got 0, expected a whole number from 1"),
+        (["--fail", "1"], "got 1, expected NODE@SECONDS"),
+        (["--replication", "on"], "got on, expected one of off, observe, enforce"),
     ],
 )
-def test_what_makes_no_fleet_is_refused(tmp_path, capsys, words, what):
-    assert main(["--trace", str(tmp_path / "none"), *words]) == 2
+def test_what_makes_no_fleet_is_refused(capsys, words, what):
+    with pytest.raises(SystemExit) as ended:
+        main(["--trace", "none", *words])
+    assert ended.value.code == 2
     assert what in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_node_that_is_not_there_cannot_fail(capsys):
+    assert main(["--trace", "none", "--fail", "8@1"]) == 2
+    assert "got node 8, expected 0 to 7" in " ".join(capsys.readouterr().err.split())
+
+
+def test_memory_beyond_what_a_trace_has_changes_nothing_and_takes_nothing(simulated):
+    plenty, endless = (
+        simulated("--policy", "ours", "--memory-tokens", tokens)["ours"]
+        for tokens in ("100000000", "1000000000000000")
+    )
+
+    assert (plenty["hit_rate"], plenty["ttft_s"]) == (endless["hit_rate"], endless["ttft_s"])
+
+
+def test_a_fleet_that_would_not_fit_in_memory_is_refused():
+    with pytest.raises(ConfigError, match="can be simulated"):
+        fleet(nodes=1000, blocks_per_node=1_000_000)
 
 
 @pytest.mark.parametrize("text", ["1", "x@1", "1@x", "1@-1"])

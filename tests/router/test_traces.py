@@ -64,6 +64,9 @@ def test_an_openai_log_keeps_the_request(tmp_path):
         {"prompt": "x", "timestamp": "yesterday"}, {"prompt": "x", "timestamp": -1},
         {"body": "x"}, MOONCAKE | {"hash_ids": [-1, 2]}, MOONCAKE | {"hash_ids": [1 << 63, 2]},
         MOONCAKE | {"timestamp": 1e300}, {"prompt": "x", "timestamp": 1e300},
+        MOONCAKE | {"input_length": 0, "hash_ids": []},
+        BAILIAN | {"input_length": 0, "hash_ids": []},
+        {"prompt": ""}, {"prompt": []}, {"messages": []}, {"prompt": [""]},
         '{"timestamp": 1e999, "input_length": 0, "output_length": 0, "hash_ids": []}',
     ],
     ids=str,
@@ -189,3 +192,12 @@ def test_scaling_keeps_the_sharing_and_shrinks_the_lengths():
 
     assert scale(prompt, 1 / 16) == SharedBlocks((0, 7), 32 + 30, 32)
     assert scale(prompt, 1e-6) == SharedBlocks((0, 7), 2, 1)
+
+
+@pytest.mark.parametrize("as_blocks", [False, True])
+def test_a_log_with_times_in_some_lines_only_is_refused(tmp_path, as_blocks):
+    timed, bare = {"prompt": "x", "timestamp": 5}, {"prompt": "y"}
+
+    for lines in ((timed, bare), (bare, timed)):
+        with pytest.raises(ConfigError, match=r"line 2: .*expected one in each line, or in none"):
+            read_trace(trace_file(tmp_path, *lines), as_blocks=as_blocks)

@@ -10,9 +10,6 @@ POST   /admin/pins                     keep a prompt's prefix on the nodes that 
 DELETE /admin/pins                     the same body: no longer
 """
 
-import hashlib
-import hmac
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -25,28 +22,24 @@ from prefixfleet.router.errors import (
     JSON,
     BadRequest,
     Conflict,
-    Forbidden,
     NotFound,
     NotOffered,
     OrdersUnavailable,
-    Unauthorized,
     UpstreamFailed,
 )
 from prefixfleet.router.orders import Order
 from prefixfleet.router.pages import ROUTER
 from prefixfleet.router.roster import Standing
 from prefixfleet.router.static_workers import StaticWorker
-from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.store.errors import IndexUnavailable
 
-MIN_KEY_BYTES = 16
 FLUSH_PATHS = ("/reset_prefix_cache", "/flush_cache")  # vLLM (with its dev mode), SGLang
 FLUSH_TIMEOUT = aiohttp.ClientTimeout(total=10)
-_SETTING = "PREFIXFLEET_ROUTER_ADMIN_KEY_FILE"
 
 
-def add_admin(app: web.Application, key_file: Path | None) -> None:
-    """Add the routes to ``app``. Raises `ConfigError` if the key cannot be used."""
-    admin = _Admin(_read_key(key_file) if key_file else None)
+def add_admin(app: web.Application) -> None:
+    """Add the routes to ``app``."""
+    admin = _Admin()
     app.router.add_get("/admin/workers", admin.workers)
     app.router.add_post("/admin/workers", admin.add)
     app.router.add_delete("/admin/workers/{name}", admin.remove)
@@ -57,23 +50,7 @@ def add_admin(app: web.Application, key_file: Path | None) -> None:
     app.router.add_delete("/admin/pins", admin.unpin)
 
 
-def _read_key(path: Path) -> bytes:
-    """Digest of the key: the key itself is not kept."""
-    try:
-        key = path.read_bytes().strip()
-    except OSError as error:
-        raise ConfigError(f"{_SETTING}: {error}") from error
-    if len(key) < MIN_KEY_BYTES:
-        raise ConfigError(
-            f"{_SETTING}: {path} holds {len(key)} bytes, expected at least {MIN_KEY_BYTES}"
-        )
-    return hashlib.sha256(key).digest()
-
-
 class _Admin:
-    def __init__(self, key_digest: bytes | None) -> None:
-        self._key_digest = key_digest
-
     async def workers(self, request: web.Request) -> web.Response:
         router = self._admit(request)
         return _json({"workers": [_described(router, s) for s in router.roster.standings()]})
@@ -140,13 +117,9 @@ class _Admin:
 
     def _admit(self, request: web.Request) -> Router:
         """The router, for who has the key. Raises `Forbidden`, `Unauthorized`."""
-        if self._key_digest is None:
-            raise Forbidden(f"the admin API is off: set {_SETTING} to a file with its key")
-        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        digest = hashlib.sha256(token.strip().encode("utf-8", "surrogateescape")).digest()
-        if scheme.lower() != "bearer" or not hmac.compare_digest(digest, self._key_digest):
-            raise Unauthorized("wrong or missing admin key; send it as 'Authorization: Bearer KEY'")
-        return request.app[ROUTER]
+        router = request.app[ROUTER]
+        router.admin_key.admit(request.headers.get("Authorization", ""))
+        return router
 
 
 async def _order(router: Router, name: str, order: Order) -> None:

@@ -42,10 +42,11 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     for route in ROUTES:
         app.router.add_post(route.path, _serving(route))
     app.router.add_get("/v1/models", pages.models)
+    app.router.add_get("/v1/models/{model:.+}", pages.model)
     app.router.add_get("/health", pages.health)
     app.router.add_get("/metrics", pages.metrics_of(sibling_socket))
     app.router.add_get("/status", pages.status)
-    add_admin(app, router.settings.admin_key_file)
+    add_admin(app)
     add_dashboard(app)
     add_openapi(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)

@@ -17,6 +17,7 @@ from typing import Self
 import aiohttp
 
 from prefixfleet.router.activity import Activity
+from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.afterwards import Afterwards
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
@@ -88,6 +89,7 @@ class Router:
         self.book = Book(clock)
         self.engine_caches = View(clock)
         self.keys = Keys(settings.keys_file)
+        self.admin_key = AdminKey(settings.admin_key_file)
         self.limits = Limits(clock)
         self.feed = Feed(fleet.index, self.view, self.degraded)
         self._cache_feed = (
@@ -165,6 +167,7 @@ class Router:
 
     async def __aenter__(self) -> Self:
         self.keys.load()
+        self.admin_key.load()
         self.static.load()
         async with AsyncExitStack() as stack:
             stack.callback(self.afterwards.close)
@@ -221,7 +224,12 @@ class Router:
 
     def reload(self) -> None:
         """Read again what may change while the router runs; what is wrong leaves the old."""
-        files = (("keys", self.keys), ("static workers", self.static), ("certificates", self.tls))
+        files = (
+            ("keys", self.keys),
+            ("admin key", self.admin_key),
+            ("static workers", self.static),
+            ("certificates", self.tls),
+        )
         for mode, file in files:
             try:
                 file.reload_if_changed()

@@ -114,6 +114,12 @@ class OrdersUnavailable(Refusal):
     status, kind, code = 503, "server_error", "orders_unavailable"
 
 
+class TooLate(Refusal):
+    """The client's own limit on the time to first token has passed."""
+
+    status, kind, code = 504, "server_error", "deadline_exceeded"
+
+
 def refuse(error: Refusal, *, anthropic: bool = False) -> web.Response:
     """The answer to a refused request, in OpenAI's error shape or in Anthropic's."""
     headers, body = refusal(error, anthropic=anthropic)

@@ -89,7 +89,9 @@ def _served(route: Route) -> dict[str, Any]:
                 "description": "The engine's answer, as it came",
                 "content": {JSON: {"schema": {}}, "text/event-stream": {"schema": {}}},
             },
-            **_refusals(route.path, "400", "401", "404", "408", "413", "415", "429", "502", "503"),
+            **_refusals(
+                route.path, "400", "401", "404", "408", "413", "415", "429", "502", "503", "504"
+            ),
             "default": {"description": "The engine's own refusal, as it came"},
         },
     }
@@ -99,6 +101,8 @@ def _pages() -> dict[str, Any]:
     unready = {"503": {"description": "No worker is ready", "content": _content(_JSON_OBJECT)}}
     pages = {
         "/v1/models": _page("Models of the workers"),
+        "/v1/models/{model}": _page("One of them", **_refusals("/v1/models", "404"))
+        | {"parameters": [_named("model")]},
         "/health": _page("Whether a worker is ready", **unready),
         "/status": _page("Nodes, workers with their loads, hit rate, degraded modes"),
         "/openapi.json": _page("This document"),
@@ -142,16 +146,19 @@ def _order(
     named: bool = False,
     **more: Any,  # noqa: ANN401 - of the operation
 ) -> dict[str, Any]:
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
     done = {"description": summary, "content": _content(_JSON_OBJECT)}
     refusals = _refusals("/admin", "401", "403", "404", "405", "503", *failures)
     return {
         "summary": summary,
         "security": [{"admin": []}],
-        "parameters": [name] if named else [],
+        "parameters": [_named("name")] if named else [],
         "responses": {success: done, **refusals},
         **more,
     }
+
+
+def _named(part: str) -> dict[str, Any]:
+    return {"name": part, "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 def _refusals(path: str, *statuses: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import msgspec
 from aiohttp import web
 
 from prefixfleet.router.core import Router
-from prefixfleet.router.errors import JSON
+from prefixfleet.router.errors import JSON, UnknownModel
 from prefixfleet.router.siblings import all_metrics
 from prefixfleet.router.status import status_of
 
@@ -17,22 +17,30 @@ ROUTER = web.AppKey("router", Router)
 
 async def models(request: web.Request) -> web.Response:
     """Models of all workers that are not refused, each once."""
-    found = {
-        standing.record.model: standing.record.max_model_tokens
-        for standing in request.app[ROUTER].roster.standings()
-        if standing.state != "refused"
-    }
-    data = [
-        {
-            "id": model,
+    found = _models(request.app[ROUTER])
+    return _json({"object": "list", "data": [found[name] for name in sorted(found)]})
+
+
+async def model(request: web.Request) -> web.Response:
+    """One of them. Raises `UnknownModel`."""
+    name, found = request.match_info["model"], _models(request.app[ROUTER])
+    if name not in found:
+        raise UnknownModel(f"there is no model {name!r:.200}; GET /v1/models lists them")
+    return _json(found[name])
+
+
+def _models(router: Router) -> dict[str, dict[str, object]]:
+    return {
+        standing.record.model: {
+            "id": standing.record.model,
             "object": "model",
             "created": 0,
             "owned_by": "prefixfleet",
-            "max_model_len": max_model_tokens,
+            "max_model_len": standing.record.max_model_tokens,
         }
-        for model, max_model_tokens in sorted(found.items())
-    ]
-    return _json({"object": "list", "data": data})
+        for standing in router.roster.standings()
+        if standing.state != "refused"
+    }
 
 
 async def health(request: web.Request) -> web.Response:

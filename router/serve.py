@@ -16,16 +16,16 @@ from prefixfleet.router.book import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, TooLate, UpstreamFailed
 from prefixfleet.router.for_worker import body_for_worker, lines_for_worker
-from prefixfleet.router.headers import KEEP, deadline_of, keep_of
+from prefixfleet.router.headers import DEADLINE, KEEP, KeepWish, deadline_of, keep_of
 from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
-from prefixfleet.router.upstream import WorkerLost, ask
+from prefixfleet.router.upstream import Answer, WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
@@ -72,7 +72,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             prompt=prompt,
             received_s=received_s,
             deadline_s=deadline_s,
-            keep_s=_keep_s(client.headers, key),
+            keep=_keep(client.headers, key),
             id=client.id,
             span=span,
         )
@@ -89,11 +89,11 @@ def _authorization(headers: Mapping[str, str]) -> str | None:
     return headers.get("Authorization")
 
 
-def _keep_s(headers: Mapping[str, str], key: Key) -> float:
-    keep_s = keep_of(headers)
-    if keep_s and not key.may_keep:
+def _keep(headers: Mapping[str, str], key: Key) -> KeepWish:
+    wish = keep_of(headers)
+    if wish.ttl_s and not key.may_keep:
         raise Forbidden(f"{KEEP}: this API key may not keep prefixes; 'may_keep' of the key file")
-    return keep_s
+    return wish
 
 
 def _refuse_if_full(router: Router) -> None:
@@ -183,11 +183,24 @@ async def _send(
     if status == 200:
         passage.note_reuse(dispatched, body)
         router.engines.note_prompt(worker.name, len(dispatched.chain))
-        if passage.keep_s and dispatched.chain and not worker.static:
+        if passage.keep.ttl_s and dispatched.chain and not worker.static:
             chain = tuple(dispatched.chain)
-            wish = Keep(namespace=worker.namespace, chain=chain, ttl_s=passage.keep_s)
+            ttl_s, priority = passage.keep
+            wish = Keep(namespace=worker.namespace, chain=chain, ttl_s=ttl_s, priority=priority)
             router.wishes.send(worker.record.node, wish)
     return status
+
+
+async def _in_time(passage: Passage, asking: Awaitable[Answer]) -> Answer:
+    """What ``asking`` gives within the client's own limit. Raises `TooLate`: the engine is told."""
+    left_s = passage.received_s + passage.deadline_s - passage.router.clock()
+    try:
+        async with asyncio.timeout(left_s):
+            return await asking
+    except TimeoutError:
+        raise TooLate(
+            f"no first byte within {passage.deadline_s:g} s, as {DEADLINE} asks"
+        ) from None
 
 
 async def _exchange(
@@ -200,7 +213,8 @@ async def _exchange(
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
     body, lines = body_for_worker(passage, dispatched), lines_for_worker(passage)
-    answer = await ask(router.pool, worker.record.url, client.target, lines, body)
+    asking = ask(router.pool, worker.record.url, client.target, lines, body)
+    answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
     try:
         charge.first_byte(router.clock())
         router.turns.look()

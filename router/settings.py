@@ -26,7 +26,7 @@ class RouterSettings(Section):
     tokenizer_path: Path | None = None  # for a router that does not see the workers' folders
     keys_file: Path | None = None  # API keys, see `keys`; without it everybody may ask
     workers_file: Path | None = None  # engines without our connector, see `static_workers`
-    admin_key_file: Path | None = None  # key of the admin API, at least 16 bytes; without it off
+    admin_key_file: Path | None = None  # of the admin API, 16 bytes at least; without it off
     health_interval_s: float = Field(default=2.0, ge=0)  # three failed looks in 6 s; 0: never
     worker_wait_s: float = Field(
         default=10.0, ge=0

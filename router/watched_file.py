@@ -1,4 +1,4 @@
-"""A JSON file of settings that is read again when it changes."""
+"""A file of settings that is read again when it changes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +27,16 @@ class WatchedFile:
     def read(self, kind: type[T]) -> T:
         """The file's content. Raises `ConfigError` if it is absent or not a ``kind``."""
         try:
+            return msgspec.json.decode(self.read_bytes(), type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise self.error(str(error)) from error
+
+    def read_bytes(self) -> bytes:
+        """The file as it is. Raises `ConfigError` if it is absent."""
+        try:
             self._read = self._stat()
-            return msgspec.json.decode(self.path.read_bytes(), type=kind)
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            return self.path.read_bytes()
+        except OSError as error:
             raise self.error(str(error)) from error
 
     def accept(self) -> None:

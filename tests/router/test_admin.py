@@ -9,7 +9,7 @@ from eventually import until
 from router_rig import Rig
 from static_entries import entry
 
-from prefixfleet.router.admin import add_admin
+from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.orders import FORGOTTEN_S, Order, Orders
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 
@@ -242,7 +242,28 @@ def test_a_key_that_cannot_be_used_stops_the_start(tmp_path, content):
         path.write_bytes(content)
 
     with pytest.raises(ConfigError, match="PREFIXFLEET_ROUTER_ADMIN_KEY_FILE"):
-        add_admin(web.Application(), path)
+        AdminKey(path).load()
+
+
+async def test_a_key_that_was_exchanged_opens_nothing_any_more(rig, key_file):
+    router = await rig.start(await rig.engine(), admin_key_file=key_file)
+
+    key_file.write_text("another key of the operators")
+    router.reload()
+
+    assert (await admin(rig, "GET", ""))[0] == 401
+    new = {"Authorization": "Bearer another key of the operators"}
+    assert (await admin(rig, "GET", "", headers=new))[0] == 200
+
+
+async def test_a_key_file_that_became_useless_leaves_the_key_and_is_said(rig, key_file):
+    router = await rig.start(await rig.engine(), admin_key_file=key_file)
+
+    key_file.write_text("short")
+    router.reload()
+
+    assert (await admin(rig, "GET", ""))[0] == 200
+    assert "admin key" in {mode.name for mode in router.degraded.modes()}
 
 
 async def test_a_client_key_header_is_not_taken_for_the_admin_key(rig, key_file):

@@ -352,7 +352,7 @@ def test_a_header_that_is_no_such_number_is_refused(name, value):
 
 def test_headers_of_numbers_are_read():
     assert deadline_of({"x-prefixfleet-ttft-deadline-ms": "0000000250"}) == 0.25
-    assert keep_of({"x-prefixfleet-keep-s": "60"}) == 60.0
+    assert keep_of({"x-prefixfleet-keep-s": "60"}) == (60, 0)
 
 
 @pytest.mark.parametrize("value", ["", "9" * 4_301])
@@ -363,6 +363,25 @@ async def test_a_deadline_that_is_no_number_is_the_clients_mistake(rig, value):
     body = {"model": "tiny", "prompt": "x"}
     async with rig.client.post("/v1/completions", json=body, headers=headers) as response:
         assert response.status == 400
+
+
+async def test_an_engine_that_is_silent_at_the_clients_deadline_is_given_up(rig):
+    async def silent(engine, request, asked):
+        await for_ever()
+
+    engine = await rig.engine(behave=silent)
+    router = await rig.start(engine)
+
+    headers = {"x-prefixfleet-ttft-deadline-ms": "1000"}
+    body = {"model": "tiny", "prompt": "x"}
+    async with rig.client.post("/v1/completions", json=body, headers=headers) as response:
+        assert response.status == 504
+        assert (await response.json())["error"]["code"] == "deadline_exceeded"
+
+    async with asyncio.timeout(60):
+        await engine.cancelled.wait()
+    assert not router.traffic.is_ejected("a")
+    assert router.book.load("a").queued_requests == 0
 
 
 async def test_a_clients_deadline_is_honoured(rig):

@@ -142,6 +142,19 @@ async def test_head_is_get_without_a_body(rig, path):
         assert await response.read() == b""
 
 
+async def test_one_model_can_be_asked_for_by_name(rig):
+    engine = await rig.engine()
+    await rig.start(records=[engine.record(model="org/tiny")], ready=1)
+
+    async with rig.client.get("/v1/models") as response:
+        (listed,) = (await response.json())["data"]
+    async with rig.client.get("/v1/models/org/tiny") as response:
+        assert await response.json() == listed
+    async with rig.client.get("/v1/models/tiny") as response:
+        assert response.status == 404
+        assert (await response.json())["error"]["code"] == "model_not_found"
+
+
 async def test_health_follows_the_workers(rig):
     router = await rig.start()
 

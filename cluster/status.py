@@ -9,6 +9,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from prefixfleet.cluster.router_status import checked
 from prefixfleet.cluster.run_state import RunDir
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.registry import WorkerRegistry
@@ -65,9 +66,9 @@ async def _router_status(endpoint: str) -> dict[str, Any]:
             aiohttp.ClientSession() as session,
             session.get(f"{endpoint}/status") as response,
         ):
-            status: dict[str, Any] = await response.json()
-            if response.status == 200 and {"nodes", "workers"} <= status.keys():
-                return status
+            status = await response.json()
+            if response.status == 200:
+                return checked(status, f"{endpoint}/status")
             raise ConfigError(f"{endpoint}/status: got {status!r:.200}, expected a router's status")
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ConfigError(

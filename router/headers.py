@@ -1,11 +1,12 @@
 """Header hygiene: which headers pass through the router, in which direction. Pure."""
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from multidict import CIMultiDict
 
 from prefixfleet.router.errors import BadRequest
-from prefixfleet.store.retention import MAX_TTL_S
+from prefixfleet.store.retention import MAX_PRIORITY, MAX_TTL_S
 
 MAX_DEADLINE_MS = 86_400_000
 MAX_DIGITS = 10
@@ -17,6 +18,9 @@ what has not come by then is given up (504)."""
 
 KEEP = OURS + "keep-s"
 """A client's wish that its prompt's prefix stays for so many seconds on the node that got it."""
+
+PRIORITY = OURS + "keep-priority"
+"""Of that wish: where a node's quota is full, it takes the place of those of a lower one."""
 
 REQUEST_ID = "x-request-id"
 """What a client calls its request; ours where it says nothing, or nothing that may be repeated."""
@@ -75,14 +79,31 @@ def deadline_of(headers: Mapping[str, str]) -> float:
     return number / 1_000
 
 
-def keep_of(headers: Mapping[str, str]) -> float:
-    """Seconds of the client's wish; 0 if it has none. Raises `BadRequest`."""
-    text = headers.get(KEEP)
+class KeepWish(NamedTuple):
+    """How long a prefix shall stay, and how much that matters."""
+
+    ttl_s: float  # 0: as long as it does
+    priority: int
+
+
+NO_WISH = KeepWish(0.0, 0)
+
+
+def keep_of(headers: Mapping[str, str]) -> KeepWish:
+    """The client's wish. Raises `BadRequest`."""
+    text, priority = headers.get(KEEP), headers.get(PRIORITY)
     if text is None:
-        return 0.0
+        if priority is not None:
+            raise BadRequest(f"{PRIORITY} is of a wish: set {KEEP} too, to its seconds")
+        return NO_WISH
     if not 0 < (number := _number(text)) <= MAX_TTL_S:
         raise BadRequest(f"{KEEP}: got {text!r:.40}, expected 1 to {MAX_TTL_S:.0f}")
-    return float(number)
+    if priority is None:
+        return KeepWish(number, 0)
+    level = _number(priority)
+    if (not level and priority != "0") or level > MAX_PRIORITY:
+        raise BadRequest(f"{PRIORITY}: got {priority!r:.40}, expected 0 to {MAX_PRIORITY}")
+    return KeepWish(number, level)
 
 
 def _number(text: str) -> int:

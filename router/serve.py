@@ -18,7 +18,7 @@ from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
 from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, TooLate, UpstreamFailed
 from prefixfleet.router.for_worker import body_for_worker, lines_for_worker
-from prefixfleet.router.headers import DEADLINE, KEEP, deadline_of, keep_of
+from prefixfleet.router.headers import DEADLINE, KEEP, KeepWish, deadline_of, keep_of
 from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
@@ -72,7 +72,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             prompt=prompt,
             received_s=received_s,
             deadline_s=deadline_s,
-            keep_s=_keep_s(client.headers, key),
+            keep=_keep(client.headers, key),
             id=client.id,
             span=span,
         )
@@ -89,11 +89,11 @@ def _authorization(headers: Mapping[str, str]) -> str | None:
     return headers.get("Authorization")
 
 
-def _keep_s(headers: Mapping[str, str], key: Key) -> float:
-    keep_s = keep_of(headers)
-    if keep_s and not key.may_keep:
+def _keep(headers: Mapping[str, str], key: Key) -> KeepWish:
+    wish = keep_of(headers)
+    if wish.ttl_s and not key.may_keep:
         raise Forbidden(f"{KEEP}: this API key may not keep prefixes; 'may_keep' of the key file")
-    return keep_s
+    return wish
 
 
 def _refuse_if_full(router: Router) -> None:
@@ -183,9 +183,10 @@ async def _send(
     if status == 200:
         passage.note_reuse(dispatched, body)
         router.engines.note_prompt(worker.name, len(dispatched.chain))
-        if passage.keep_s and dispatched.chain and not worker.static:
+        if passage.keep.ttl_s and dispatched.chain and not worker.static:
             chain = tuple(dispatched.chain)
-            wish = Keep(namespace=worker.namespace, chain=chain, ttl_s=passage.keep_s)
+            ttl_s, priority = passage.keep
+            wish = Keep(namespace=worker.namespace, chain=chain, ttl_s=ttl_s, priority=priority)
             router.wishes.send(worker.record.node, wish)
     return status
 

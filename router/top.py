@@ -17,6 +17,7 @@ from rich.text import Text
 
 from prefixfleet.router.arguments import positive
 from prefixfleet.router.percentiles import REACHED
+from prefixfleet.router.snapshot_shape import checked
 from prefixfleet.store.errors import ConfigError
 
 ASK_S = 10.0
@@ -125,8 +126,7 @@ async def read_snapshot(session: aiohttp.ClientSession, base: str) -> Snapshot:
                 raise ConfigError(f"{base}: the router wants an --api-key that may watch the fleet")
             if answer.status != 200:
                 raise ConfigError(f"{base}: got HTTP {answer.status}, expected a router's snapshot")
-            snap: Snapshot = await answer.json()
-            return snap
+            return checked(await answer.json(), base)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise ConfigError(
             f"{base} does not answer ({type(error).__name__}); does the router run? "

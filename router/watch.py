@@ -11,7 +11,7 @@ from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.estimate import PrefillModel
-from prefixfleet.router.headers import OURS, REQUEST_ID
+from prefixfleet.router.headers import OURS, REQUEST_ID, KeepWish
 from prefixfleet.router.json_log import DecisionRecord
 from prefixfleet.router.keys import Key
 from prefixfleet.router.outcome import read_outcome
@@ -43,7 +43,7 @@ class Passage(Struct, frozen=True, kw_only=True):
     prompt: Prompt
     received_s: float
     deadline_s: float  # the client's own limit on the time to first token; 0: none
-    keep_s: float  # how long its prefix shall stay; 0: as long as it does
+    keep: KeepWish  # of its prefix
     id: str
     span: RequestSpan
 

@@ -25,6 +25,9 @@ from eviction_replay import ORDERS, Hits, belady, replay
 from traces import CONVERSATION, Request, read_requests
 from workloads import WORKLOADS
 
+from prefixfleet.router.arguments import count
+from prefixfleet.store.errors import ConfigError
+
 SIZES = (1_000, 5_860, 10_000, 20_000, 50_000)
 GENERATED_SIZES = (1_000, 5_860)
 GENERATED_BY_DEFAULT = ("agents", "documents", "scans", "recency")
@@ -98,7 +101,7 @@ def parse() -> argparse.Namespace:
         default=",".join(GENERATED_BY_DEFAULT),
         help=f"some of {', '.join(WORKLOADS)}; or all, or none",
     )
-    parser.add_argument("--processes", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--processes", type=count(1024), default=len(os.sched_getaffinity(0)))
     options = parser.parse_args()
     options.traces = options.traces or [CONVERSATION]
     for trace in options.traces:
@@ -113,8 +116,15 @@ def parse() -> argparse.Namespace:
         parser.error(f"--workloads: got {sorted(unknown)}, expected some of {sorted(WORKLOADS)}")
     try:
         options.sizes = [int(size) for size in options.sizes.split(",")]
+        if min(options.sizes) < 1:
+            raise ValueError
     except ValueError:
         parser.error(f"--sizes: got {options.sizes!r}, expected numbers of blocks, as 5860,10000")
+    try:
+        for trace in options.traces:
+            requests_of(str(trace))
+    except ConfigError as error:
+        parser.error(str(error))
     return options
 
 

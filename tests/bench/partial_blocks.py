@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from traces import CONVERSATION
 
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
+from prefixfleet.store.errors import ConfigError
 
 
 class Shared(NamedTuple):
@@ -78,9 +79,15 @@ def main() -> None:
         parser.error(f"no trace at {options.trace}: name one, or set TRACES_DIR to its folder")
     try:
         sizes = [int(size) for size in options.block_tokens.split(",")]
+        if min(sizes) < 1:
+            raise ValueError
     except ValueError:
         parser.error(f"--block-tokens: got {options.block_tokens!r}, expected numbers as 16,32")
-    found = shared(read_trace(options.trace))
+    try:
+        arrivals = read_trace(options.trace)
+    except ConfigError as error:
+        parser.error(str(error))
+    found = shared(arrivals)
     results = {size: figures(found, size) for size in sizes}
     if not options.json:
         for size, result in results.items():

@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 
-from kept_points import computed
+from kept_points import computed, kept
 from least_memory import least_memory
 from policy_grid import (
     COMPARED,
@@ -36,7 +36,10 @@ from rich.progress import track
 from traces import CONVERSATION
 from workloads import WORKLOADS
 
+from prefixfleet.router.arguments import MAX_REQUESTS, count
+from prefixfleet.router.last_words import check_targets
 from prefixfleet.router.simulate import OURS
+from prefixfleet.store.errors import ConfigError
 
 RATE, BANDWIDTH = 1.5, 12.5
 QUICK = {"speeds": (RATE,), "bandwidths": (BANDWIDTH, 1.25), "requests": 1_000}
@@ -50,14 +53,21 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--json", action="store_true", help="print no table")
     options.add_argument("--full", action="store_true", help="every point, whole workloads")
-    options.add_argument("--requests", type=int, help="of each workload")
+    options.add_argument("--requests", type=count(MAX_REQUESTS), help="of each workload")
     options.add_argument("--workload", nargs="+", default=COMPARED, help="names or trace files")
-    options.add_argument("--jobs", type=int, default=os.cpu_count())
+    options.add_argument("--jobs", type=count(1024), default=os.cpu_count())
     options.add_argument("--resume", type=Path, metavar="FILE", help="points that are known")
     chosen = options.parse_args()
     for name in chosen.workload:
         if (file := trace_file(name)) not in (None, CONVERSATION) and not file.exists():
             options.error(f"--workload {name}: expected a trace file or one of {sorted(WORKLOADS)}")
+        try:
+            if file not in (None, CONVERSATION):
+                arrivals_of(name, chosen.requests or 1)
+        except ConfigError as error:
+            options.error(f"--workload {name}: {error}")
+    if chosen.resume:
+        check_resumed(options, chosen.resume)
     if not CONVERSATION.exists():
         why = f"no {CONVERSATION}; set TRACES_DIR to a folder that holds {CONVERSATION.name}"
         print(json.dumps({"absent": why}))
@@ -79,6 +89,14 @@ def main():
     if not chosen.json:
         show(results)
     print(json.dumps(summary(results, lead, alone) | found))
+
+
+def check_resumed(options, path):
+    try:
+        check_targets({"--resume": path})
+        list(kept(path))
+    except (ConfigError, ValueError) as error:
+        options.error(f"--resume: {error}")
 
 
 def summary(results, lead, alone):

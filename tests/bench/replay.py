@@ -33,6 +33,7 @@ from rich.progress import Progress
 from trace_slices import found_at_most, slices
 
 from prefixfleet.cluster.run_state import StateHome
+from prefixfleet.router.arguments import MAX_REQUESTS, count
 from prefixfleet.router.percentiles import spread
 from prefixfleet.router.replay import parser as replay_parser
 from prefixfleet.router.replay import replay
@@ -142,8 +143,8 @@ def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--json", action="store_true", help="as every bench; prints JSON anyway")
     p.add_argument("--nodes", type=int, nargs="+", choices=sorted(ENGINES), default=sorted(ENGINES))
-    p.add_argument("--requests", type=int, help="of each trace a round")
-    p.add_argument("--rounds", type=int, default=2)
+    p.add_argument("--requests", type=count(MAX_REQUESTS), help="of each trace a round")
+    p.add_argument("--rounds", type=count(1000), default=2)
     options = p.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # whoever ends this leaves no fleet
     found: dict[str, Any] = {}

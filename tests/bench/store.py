@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from prefixfleet.router.arguments import count
 from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
@@ -206,8 +207,8 @@ def write_s(array):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="only the last line")
-    parser.add_argument("--blocks", type=int, default=1_000_000)
-    parser.add_argument("--disk-mib", type=int, default=512)
+    parser.add_argument("--blocks", type=count(100_000_000), default=1_000_000)
+    parser.add_argument("--disk-mib", type=count(1 << 20), default=512)
     parser.add_argument("--dir", type=Path, help="folder on the disk to measure")
     options = parser.parse_args()
     figures = bench_pages(256 * MIB) | bench_pool(options.blocks)

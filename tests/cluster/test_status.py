@@ -56,7 +56,13 @@ async def test_any_fleet_is_shown_by_its_routers_address(served, tmp_path, end):
     assert (found["endpoint"], found["workers"]) == (url, [])
 
 
-@pytest.mark.parametrize(("body", "status"), [(b"{}", 200), (NOTHING, 404), (b"no", 200)])
+NODE = b'{"nodes": [{"node": "a"}], "workers": [], "degraded": [], "hit_rate": {}}'
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [(b"{}", 200), (b"[]", 200), (NODE, 200), (NOTHING, 404), (b"[]", 404), (b"no", 200)],
+)
 async def test_an_address_without_a_router_is_an_error(served, tmp_path, body, status):
     with pytest.raises(ConfigError, match=r"expected a router's status|does not answer"):
         await read_status(RunDir(tmp_path), served(body, status))

@@ -1,21 +1,18 @@
 """The dashboard in a headless Chromium: it loads, lives, survives, and can be read by everybody."""
 
 import hashlib
-import shutil
-from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
-from playwright.async_api import async_playwright, expect
+from browser import CHROMIUM, PATIENCE_MS, WIDER, browser_at
+from playwright.async_api import expect
 from upstreams import SECRET
 
 from prefixfleet.router.__main__ import app_runner
 from prefixfleet.router.core import Fleet, Router
 from prefixfleet.router.settings import RouterSettings
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-PATIENCE_MS = 60_000
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
     pytest.mark.timeout(300),
@@ -23,35 +20,9 @@ pytestmark = [
 TIERS = {"dram": {"slots": 1000, "resident": 400, "pinned": 3, "slot_bytes": 1 << 20}}
 
 
-class Watched:
-    """A page, with everything that it asked for and complained of."""
-
-    def __init__(self, page, base):
-        self.page, self.base = page, base
-        self.asked, self.complaints = [], []
-        page.on("request", lambda request: self.asked.append(request.url))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("console", self._console)
-
-    def _console(self, message):
-        if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
-
-    async def open(self):
-        await self.page.goto(self.base + "/dashboard")
-        await expect(self.page.locator("#connection")).to_have_text("live", timeout=PATIENCE_MS)
-
-
-@asynccontextmanager
-async def browser_at(base, **options):
-    async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(
-            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-background-networking"]
-        )
-        page = await browser.new_page(**options)
-        page.set_default_timeout(PATIENCE_MS)
-        yield Watched(page, base)
-        await browser.close()
+async def open_live(watched):
+    await watched.page.goto(watched.base + "/dashboard")
+    await expect(watched.page.locator("#connection")).to_have_text("live", timeout=PATIENCE_MS)
 
 
 def base_of(rig):
@@ -68,7 +39,7 @@ async def ask(rig, text="the quick brown fox " * 40):
 async def test_it_shows_a_request_that_was_just_made_and_loads_nothing_from_elsewhere(rig):
     await rig.start(await rig.engine())
     async with browser_at(base_of(rig)) as watched:
-        await watched.open()
+        await open_live(watched)
         request = await ask(rig)
 
         row = watched.page.locator(f'#decisions tr[data-request="{request}"]')
@@ -88,7 +59,7 @@ async def test_it_survives_the_restart_of_its_router(rig):
     await rig.start(engine)
     port = rig.runner.addresses[0][1]
     async with browser_at(base_of(rig)) as watched:
-        await watched.open()
+        await open_live(watched)
         await rig.runner.cleanup()
         connection = watched.page.locator("#connection")
         await expect(connection).to_contain_text("does not answer", timeout=PATIENCE_MS)
@@ -126,11 +97,10 @@ async def test_it_fits_a_phone_and_a_hundred_nodes(rig):
     await rig.start(await rig.engine())
     async with browser_at(base_of(rig), viewport={"width": 375, "height": 800}) as watched:
         await watched.page.route("**/dashboard/snapshot", with_nodes(100))
-        await watched.open()
+        await open_live(watched)
 
         await expect(watched.page.locator("#nodes li")).to_have_count(100, timeout=PATIENCE_MS)
-        wider = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        assert await watched.page.evaluate(wider) == 0
+        assert await watched.page.evaluate(WIDER) == 0
 
 
 def with_nodes(count):
@@ -149,7 +119,7 @@ async def test_it_can_be_read_without_seeing_and_used_without_a_mouse(rig):
     await rig.start(await rig.engine())
     await ask(rig)
     async with browser_at(base_of(rig)) as watched:
-        await watched.open()
+        await open_live(watched)
         page = watched.page
 
         assert await page.locator("main, header").count() == 2

@@ -352,7 +352,7 @@ def test_a_header_that_is_no_such_number_is_refused(name, value):
 
 def test_headers_of_numbers_are_read():
     assert deadline_of({"x-prefixfleet-ttft-deadline-ms": "0000000250"}) == 0.25
-    assert keep_of({"x-prefixfleet-keep-s": "60"}) == 60.0
+    assert keep_of({"x-prefixfleet-keep-s": "60"}) == (60, 0)
 
 
 @pytest.mark.parametrize("value", ["", "9" * 4_301])

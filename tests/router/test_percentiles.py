@@ -3,9 +3,11 @@
 import io
 import random
 
+import msgspec
 import pytest
 from rich.console import Console
 
+from prefixfleet.cluster.router_status import checked
 from prefixfleet.cluster.status import show_status
 from prefixfleet.router.dashboard import snapshot_of
 from prefixfleet.router.percentiles import percentile, reach, reached, spread
@@ -70,7 +72,8 @@ async def test_where_they_are_shown_it_is_said_what_they_mean(rig):
     router.hit_ratios.extend(LUCKY_BUT_TWO)
     console = Console(file=io.StringIO(), width=200)
 
-    show_status({"fleet": "f", "phase": "ready", "endpoint": "e"} | status_of(router), console)
+    told = checked(msgspec.json.decode(msgspec.json.encode(status_of(router))), "e/status")
+    show_status({"fleet": "f", "phase": "ready", "endpoint": "e"} | told, console)
     console.print(screen(snapshot_of(router)))
 
     text = console.file.getvalue()

@@ -12,6 +12,7 @@ from upstreams import NAMESPACE, SECRET
 
 from prefixfleet.store.keep import KEEP_PATH, keep_key, open_keep
 from prefixfleet.store.prefetch import SIGNATURE_HEADER
+from prefixfleet.store.retention import MAX_PRIORITY
 
 KEY = "the key of the operators"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
@@ -118,8 +119,10 @@ async def test_only_an_operator_may_call(rig, fleet, node):
     assert node[1].empty()
 
 
-async def ask(rig, keep_s, key="k"):
-    headers = {"X-Prefixfleet-Keep-S": keep_s, "Authorization": f"Bearer {key}"}
+async def ask(rig, keep_s, key="k", priority=None):
+    wish = {"X-Prefixfleet-Keep-S": keep_s, "X-Prefixfleet-Keep-Priority": priority}
+    headers = {name: value for name, value in wish.items() if value is not None}
+    headers |= {"Authorization": f"Bearer {key}"}
     body = {"model": "tiny", "prompt": LONG}
     async with rig.client.post("/v1/completions", json=body, headers=headers) as response:
         return response.status, await response.json()
@@ -130,6 +133,7 @@ async def test_a_request_can_ask_that_its_own_prefix_stays(rig, fleet, node):
     wish = await asyncio.wait_for(node[1].get(), 10)
 
     assert (wish.ttl_s, list(wish.chain)) == (90, chain_of(fleet[0].tokens.of_text(LONG)))
+    assert wish.priority == 0
     seen = (fleet[0].seen_headers + fleet[1].seen_headers)[-1]
     assert "X-Prefixfleet-Keep-S" not in seen
 
@@ -139,6 +143,29 @@ async def test_a_wish_of_no_time_is_the_clients_mistake(rig, fleet, node, keep_s
     status, answer = await ask(rig, keep_s)
 
     assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert node[1].empty()
+
+
+@pytest.mark.parametrize("priority", ["0", "7", str(MAX_PRIORITY)])
+async def test_a_request_can_say_how_much_its_wish_matters(rig, fleet, node, priority):
+    assert (await ask(rig, "90", priority=priority))[0] == 200
+
+    wish = await asyncio.wait_for(node[1].get(), 10)
+    assert (wish.ttl_s, wish.priority) == (90, int(priority))
+    seen = (fleet[0].seen_headers + fleet[1].seen_headers)[-1]
+    assert "X-Prefixfleet-Keep-Priority" not in seen
+
+
+@pytest.mark.parametrize(
+    ("keep_s", "priority"),
+    [("90", "-1"), ("90", "101"), ("90", "x"), ("90", ""), ("90", "9" * 12), ("90", "1.5"),
+     (None, "5")],
+)  # fmt: skip
+async def test_a_priority_that_cannot_be_is_the_clients_mistake(rig, fleet, node, keep_s, priority):
+    status, answer = await ask(rig, keep_s, priority=priority)
+
+    assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert "keep-priority" in answer["error"]["message"]
     assert node[1].empty()
 
 

@@ -5,6 +5,7 @@ import io
 
 import aiohttp
 import pytest
+from aiohttp import web
 from rich.console import Console
 
 from prefixfleet.router.dashboard import snapshot_of
@@ -52,3 +53,21 @@ def test_wrong_options_are_refused(options):
     with pytest.raises(SystemExit) as ended:
         main(options)
     assert ended.value.code == 2
+
+
+@pytest.mark.parametrize("body", ["{}", "[]", "7", '{"nodes": [{"node": "a"}]}'])
+async def test_what_is_no_routers_snapshot_is_an_error(body, capsys):
+    async def answer(request):
+        return web.Response(text=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get("/dashboard/snapshot", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    words = ["--endpoint", f"http://127.0.0.1:{runner.addresses[0][1]}", "--once"]
+
+    assert await asyncio.to_thread(main, words) == 2
+
+    assert "expected a router's snapshot" in " ".join(capsys.readouterr().err.split())
+    await runner.cleanup()

@@ -119,6 +119,8 @@ def parser() -> argparse.ArgumentParser:
         type=count(MAX_TOKENS),
         help=f"of cache, for each node; default: the live fleet's, or {MEMORY_TOKENS:,}",
     )
+    p.add_argument("--disk-tokens", type=count(MAX_TOKENS), help="on disk, for each node")
+    p.add_argument("--disk-bandwidth", type=positive, help="of each node's disk, read, GB/s")
     models = p.add_mutually_exclusive_group()
     models.add_argument("--hardware", choices=sorted(PRESETS), default="8xA800")
     models.add_argument("--calibrate", metavar="URL", help="as a live fleet's router has learned")
@@ -174,12 +176,17 @@ def fleet_of(options: argparse.Namespace, engines: Learned, arrivals: Sequence[A
     assert isinstance(first, SharedBlocks)
     block_tokens = first.block_tokens
     tokens = options.memory_tokens or engines.memory_tokens or MEMORY_TOKENS
+    most = useful_blocks(arrivals)
+    hardware = engines.hardware
+    if options.disk_bandwidth:
+        hardware = dataclasses.replace(hardware, disk_bytes_per_s=options.disk_bandwidth * GB)
     return Fleet(
         nodes=options.nodes,
-        blocks_per_node=max(1, min(tokens // block_tokens, useful_blocks(arrivals))),
+        blocks_per_node=max(1, min(tokens // block_tokens, most)),
+        disk_blocks_per_node=min((options.disk_tokens or 0) // block_tokens, most),
         block_tokens=block_tokens,
         shape=engines.shape,
-        hardware=engines.hardware,
+        hardware=hardware,
         policy=choose,
         ttft_slo_s=options.ttft_slo,
         seed=options.seed,
@@ -212,6 +219,10 @@ def checked(options: argparse.Namespace) -> argparse.Namespace:
     """Raises `ConfigError` for numbers that make no fleet."""
     if wrong := [number for number, _ in options.fail if not 0 <= number < options.nodes]:
         raise ConfigError(f"--fail: got node {wrong[0]}, expected 0 to {options.nodes - 1}")
+    if (options.disk_tokens is None) != (options.disk_bandwidth is None):
+        raise ConfigError(
+            "--disk-tokens and --disk-bandwidth: got one of them, expected both or neither"
+        )
     return options
 
 

@@ -2,8 +2,9 @@
 
 Discrete events. Placement, estimates, pulls' plans, admission, eviction, broadcasts and the
 bookkeeping of slots are the code that runs in production; only the seconds of a prefill and of a
-transfer come from `fleet_models`, those of a disk from `simulated_disk`. One prefill at a time a node, first come first served; a sender
-serves its pulls one after the other. No decode stage: figures are about the time to first token.
+transfer come from `fleet_models`, and what is on disk from `simulated_disk`. One prefill at a time
+a node, first come first served; a sender serves its pulls one after the other. No decode stage:
+figures are about the time to first token.
 """
 
 import heapq
@@ -32,6 +33,7 @@ from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.records import PullPlan
 
 TELL_S = 1.0
+"""From one time to the next that a node tells how fast its disk was."""
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
 
@@ -207,10 +209,9 @@ class Simulation:
         self, node: SimulatedNode, plan: PullPlan, chain: list[BlockHash]
     ) -> tuple[int, float]:
         """Of the node's own blocks those that the plan leaves time for, and when they are there."""
-        now, block_s = self.clock.now, self.fleet.hit_block_s
-        until = math.inf if plan.source else now + plan.budget_s
-        local, read_s = node.read(chain, now, until)
-        if read_s + local * block_s <= until:
+        block_s, until = self.fleet.hit_block_s, self.clock.now + plan.budget_s
+        local, read_s = node.read(chain, self.clock.now, until)
+        if plan.source or read_s + local * block_s <= until:
             return local, read_s + local * block_s
         return int((until - read_s) / block_s), until
 
@@ -222,16 +223,19 @@ class Simulation:
         if not plan.source:
             return 0, loaded
         source = self._by_name[plan.source]
-        there = min(plan.blocks, source.match(chain)) - local
-        if there <= 0 or plan.source_epoch != source.member.epoch:
+        if plan.source_epoch != source.member.epoch:
             return 0, loaded
-        _, loaded = source.read(chain[: local + there], loaded, math.inf)
+        until = max(loaded, self.clock.now + plan.budget_s)
+        held, read_s = source.read(chain[: plan.blocks], loaded, until)
+        there = held - local
+        if there <= 0:
+            return 0, loaded
         if not local:
             asker = decided.worker.record.node
             self.broadcasts.leased(source, asker, chain[:there], self.clock.now)
         hardware = self.fleet.hardware
         seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
-        return there, source.send(loaded, hardware.link_setup_s, seconds)
+        return there, source.send(read_s, hardware.link_setup_s, seconds)
 
     def _finish(self, running: _Running) -> None:
         running.charge.close()

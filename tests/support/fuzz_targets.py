@@ -310,7 +310,8 @@ _WISH = FleetWish(draining=("n0",), nodes=2, environ={"A": "b"})
 _ORDER = b'{"entry":{"name":"a","url":"http://h:1","model":"m","model_path":"/m"}}'
 _LINES = (
     b'{"timestamp": 0, "input_length": 600, "output_length": 3, "hash_ids": [1, 2]}\n'
-    b'{"timestamp": "2026-01-02T03:04:05", "body": {"messages": [], "max_tokens": 4}}'
+    b'{"timestamp": "2026-01-02T03:04:05", "body": {"messages": [{"role": "user", '
+    b'"content": "hi"}], "max_tokens": 4}}'
 )
 
 TARGETS = {

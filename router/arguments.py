@@ -7,8 +7,8 @@ from typing import TypeAlias
 
 from prefixfleet.store.replication import Mode
 
-Failure: TypeAlias = tuple[int, float]
-"""A node's number, and the second at which it restarts."""
+Failure: TypeAlias = tuple[int, float, float]
+"""A node's number, the second at which it fails, and for how many it is away: 0, it restarts."""
 
 LEAST, MOST = 1e-9, 1e12
 """Outside of these, sums and quotients of what users state stop being numbers."""
@@ -57,11 +57,15 @@ def count(most: int, least: int = 1) -> Callable[[str], int]:
 
 
 def failure(text: str) -> Failure:
-    """``NODE@SECONDS``, for argparse."""
-    number, at, at_s = text.partition("@")
+    """``NODE@SECONDS`` or ``NODE@SECONDS+AWAY``, for argparse."""
+    number, at, when = text.partition("@")
+    at_s, plus, away_s = when.partition("+")
     if not at:
-        raise argparse.ArgumentTypeError(f"got {text:.80}, expected NODE@SECONDS, as 2@600")
-    return count(MAX_NODES - 1, least=0)(number), positive(at_s)
+        raise argparse.ArgumentTypeError(
+            f"got {text:.80}, expected NODE@SECONDS or NODE@SECONDS+AWAY, as 2@600 or 2@600+120"
+        )
+    gone_s = positive(away_s) if plus else 0.0
+    return count(MAX_NODES - 1, least=0)(number), positive(at_s), gone_s
 
 
 def replication_mode(text: str) -> Mode:

@@ -74,12 +74,11 @@ def simulate(
     failures: Sequence[Failure] = (),
 ) -> tuple[dict[str, Any], float]:
     """Figures and the wall seconds that the run took. ``ttft_slo_s`` is the limit that goodput
-    counts by, where it is another one than that for admission; ``failures`` are nodes' numbers
-    and the seconds at which they restart without their blocks."""
+    counts by, where it is another one than that for admission."""
     started = time.perf_counter()
     simulation = Simulation(fleet)
-    for number, at_s in failures:
-        simulation.fail(number, at_s)
+    for number, at_s, away_s in failures:
+        simulation.fail(number, at_s, away_s)
     served = simulation.run(arrivals)
     wall_s = time.perf_counter() - started
     simulation.check()
@@ -131,8 +130,8 @@ def parser() -> argparse.ArgumentParser:
         type=failure,
         nargs="+",
         default=[],
-        metavar="NODE@SECONDS",
-        help="nodes, from 0, that restart without their blocks",
+        metavar="NODE@SECONDS[+AWAY]",
+        help="nodes, from 0, that restart without their blocks, or are gone for AWAY seconds",
     )
     p.add_argument(
         "--storm", type=positive, nargs="+", default=[], metavar="SECONDS",
@@ -217,7 +216,7 @@ def variants(options: argparse.Namespace, base: Fleet) -> Iterator[tuple[str, Fl
 
 def checked(options: argparse.Namespace) -> argparse.Namespace:
     """Raises `ConfigError` for numbers that make no fleet."""
-    if wrong := [number for number, _ in options.fail if not 0 <= number < options.nodes]:
+    if wrong := [number for number, *_ in options.fail if not 0 <= number < options.nodes]:
         raise ConfigError(f"--fail: got node {wrong[0]}, expected 0 to {options.nodes - 1}")
     if (options.disk_tokens is None) != (options.disk_bandwidth is None):
         raise ConfigError(

@@ -92,6 +92,12 @@ class SimulatedNode:
         self._leave(room.victims, view)
         return missing[: room.blocks]
 
+    def leave(self, view: View) -> None:
+        """It is gone, and what was meant for this life comes too late; `restart` brings it back.
+        What it was sending has arrived."""
+        view.apply(IndexEvent("leave", self.member))
+        self.member = Membership(self.member.node, self.member.epoch + 1, self.member.slot)
+
     def restart(self, pool: Callable[[], SlotPool], view: View) -> None:
         """Lose every block in memory and join anew, with those on disk."""
         self.member = Membership(self.member.node, self.member.epoch + 1, self.member.slot)

@@ -11,61 +11,31 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 from prefixfleet.router.book import Book
-from prefixfleet.router.dispatch import Dispatched, Dispatcher
+from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.fleet_models import calibrated, prefill_seconds
 from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_of
+from prefixfleet.router.simulated_moves import Moves
 from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.simulated_replication import Broadcasts
+from prefixfleet.router.simulated_requests import Clock, Running, Turn
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.holds import Pin
 from prefixfleet.store.index import IndexEvent, Membership
 from prefixfleet.store.pool import SlotPool
-from prefixfleet.store.records import PullPlan
 
 TELL_S = 1.0
 """From one time to the next that a node tells how fast its disk was."""
 PUBLISH_S = 0.002
 """From the end of a prefill until every router knows its blocks."""
-
-
-class Clock:
-    """Simulated time. Owned by its simulation."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Seconds since the start."""
-        return self.now
-
-
-@dataclass(slots=True, eq=False)
-class _Turn(Waiting):
-    """A request that is not bound to a node yet."""
-
-    chains: dict[bytes, list[BlockHash]]
-    estimate_s: float
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request on its node until its prefill ends."""
-
-    worker: str
-    node: SimulatedNode
-    chain: list[BlockHash]
-    pin: Pin
-    charge: ExitStack = field(default_factory=ExitStack)
 
 
 class Simulation:
@@ -81,6 +51,7 @@ class Simulation:
         self._nodes = [self._join(i) for i in range(fleet.nodes)]
         self.broadcasts = Broadcasts(fleet, self._nodes, self.view, self._at, self._publish)
         self._by_name = {node.member.node: node for node in self._nodes}
+        self._moves = Moves(fleet, self._by_name, self.broadcasts, self.clock)
         self._workers = tuple(fleet.worker(node) for node in self._nodes)
         self._free = {worker.name for worker in self._workers}  # no prefill is in flight on them
         self._records = fleet.records(self._nodes)
@@ -96,7 +67,9 @@ class Simulation:
             models={w.name: calibrated(fleet.shape, fleet.hardware) for w in self._workers},
         )
         self.served: list[Served] = []
-        self._queue: list[_Turn] = []
+        self._queue: list[Turn] = []
+        self._running: list[Running] = []
+        self._away: set[str] = set()  # nodes that are gone for a while
 
     def run(self, arrivals: Iterable[Arrival]) -> list[Served]:
         """Serve every arrival; returns them in order of arrival."""
@@ -108,9 +81,16 @@ class Simulation:
         self._advance(math.inf)
         return sorted(self.served, key=lambda s: s.at_s)
 
-    def fail(self, number: int, at_s: float) -> None:
-        """Node ``number`` loses its blocks at ``at_s`` and joins anew: a restart."""
-        self._at(at_s, lambda: self._nodes[number].restart(self._pool, self.view))
+    def fail(self, number: int, at_s: float, away_s: float = 0.0) -> None:
+        """At ``at_s`` node ``number`` loses its blocks in memory. It joins anew at once: its daemon
+        restarts. Or it is away for ``away_s`` seconds, its engine too: what it was computing goes
+        to others."""
+        node = self._nodes[number]
+        if away_s:
+            self._at(at_s, lambda: self._lose(node))
+            self._at(at_s + away_s, lambda: self._return(node))
+        else:
+            self._at(at_s, lambda: node.restart(self._pool, self.view))
 
     def check(self) -> None:
         """Prove every pool's books."""
@@ -123,16 +103,55 @@ class Simulation:
             self._records = self.fleet.records(self._nodes)
             self._told_s = self.clock.now
 
+    def _lose(self, node: SimulatedNode) -> None:
+        node.leave(self.view)
+        self._away.add(node.member.node)
+        self._free -= {w.name for w in self._workers if w.record.node == node.member.node}
+        lost = [running for running in self._running if running.node is node]
+        for running in lost:
+            self._end(running)
+        for running in lost:
+            self._place(running.turn)
+
+    def _return(self, node: SimulatedNode) -> None:
+        node.restart(self._pool, self.view)
+        node.busy_until = node.sending_until = self.clock.now
+        self._away.discard(node.member.node)
+        self._free |= {w.name for w in self._workers if w.record.node == node.member.node}
+        self._look()
+
+    def _present(self) -> Sequence[Worker]:
+        if not self._away:
+            return self._workers
+        return [w for w in self._workers if w.record.node not in self._away]
+
+    def _place(self, turn: Turn) -> None:
+        """A request of a node that is gone: to another one."""
+        if self.fleet.unbound:
+            self._queue.append(turn)
+            self._look()
+        elif present := self._present():
+            prompt = Prompt(tokens=turn.prompt_tokens)
+            self._serve(turn, self._dispatcher.decide(prompt, turn.chains, present))
+        else:
+            self._refuse(turn.arrived_s, turn.prompt_tokens, turn.estimate_s)
+
+    def _refuse(self, at_s: float, tokens: int, estimate_s: float) -> None:
+        self.served.append(Served(at_s, -1, tokens, 0, 0, math.inf, estimate_s))
+
     def _arrive(self, arrival: Arrival) -> None:
         prompt = arrival.prompt
         assert isinstance(prompt, SharedBlocks), "only traces of block ids can be simulated"
         chains = {NAMESPACE: chain_of(prompt)}
-        decision = self._dispatcher.decide(Prompt(tokens=prompt.tokens), chains, self._workers)
+        if not (present := self._present()):
+            self._refuse(self.clock.now, prompt.tokens, math.inf)
+            return
+        decision = self._dispatcher.decide(Prompt(tokens=prompt.tokens), chains, present)
         estimate = self._estimate(decision)
         if estimate > self.fleet.ttft_slo_s:
-            self.served.append(Served(self.clock.now, -1, prompt.tokens, 0, 0, math.inf, estimate))
+            self._refuse(self.clock.now, prompt.tokens, estimate)
             return
-        turn = _Turn(self.clock.now, prompt.tokens, decision.prefill_s, chains, estimate)
+        turn = Turn(self.clock.now, prompt.tokens, decision.prefill_s, chains, estimate)
         if self.fleet.unbound:
             self._queue.append(turn)
             self._look()
@@ -145,7 +164,7 @@ class Simulation:
             return decision.total_s
         wait_s = 0.0
         if self._queue or not self._free:
-            busy = [self._book.load(worker.name).busy_s for worker in self._workers]
+            busy = [self._book.load(worker.name).busy_s for worker in self._present()]
             wait_s = expected_wait(self._queue, decision.prefill_s, busy)
         return max(wait_s, decision.total_s - decision.prefill_s) + decision.prefill_s
 
@@ -164,25 +183,35 @@ class Simulation:
     def _decide(self, waiting: Waiting) -> Decision:
         turn = next(t for t in self._queue if t is waiting)
         return self._dispatcher.decide(
-            Prompt(tokens=turn.prompt_tokens), turn.chains, self._workers
+            Prompt(tokens=turn.prompt_tokens), turn.chains, self._present()
         )
 
     def _is_free(self, worker: str) -> bool:
         return worker in self._free
 
-    def _serve(self, turn: _Turn, decision: Decision) -> None:
+    def _serve(self, turn: Turn, decision: Decision) -> None:
         fleet, tokens = self.fleet, turn.prompt_tokens
         chain = turn.chains[NAMESPACE]
         decided = self._dispatcher.bind("", decision, turn.chains, self._workers)
         node = self._by_name[decided.worker.record.node]
         usable = max(0, tokens - 1) // fleet.block_tokens
         pin = node.pool.pin(chain[:usable])
-        local, loaded = self._load(node, decided.plan, chain[:usable])
-        pulled, ready = self._pull(decided, chain[:usable], local, loaded)
+        local, loaded = self._moves.load(node, decided.plan, chain[:usable])
+        pulled, ready = self._moves.pull(decided, chain[:usable], local, loaded)
         cached = (local + pulled) * fleet.block_tokens
         seconds = prefill_seconds(fleet.shape, fleet.hardware, tokens, cached)
         done = node.compute(ready, seconds)
-        running = _Running(decided.worker.name, node, chain, pin)
+        fate = Served(
+            turn.arrived_s,
+            node.number,
+            tokens,
+            local * fleet.block_tokens,
+            pulled * fleet.block_tokens,
+            done - turn.arrived_s,
+            turn.estimate_s,
+        )
+        running = Running(turn, decided.worker.name, node, chain, pin, ExitStack(), fate)
+        self._running.append(running)
         self._free.discard(running.worker)
         running.charge.enter_context(
             self._book.charged(
@@ -193,58 +222,22 @@ class Simulation:
             )
         )
         self._at(done, lambda: self._finish(running))
-        self.served.append(
-            Served(
-                turn.arrived_s,
-                node.number,
-                tokens,
-                local * fleet.block_tokens,
-                pulled * fleet.block_tokens,
-                done - turn.arrived_s,
-                turn.estimate_s,
-            )
-        )
 
-    def _load(
-        self, node: SimulatedNode, plan: PullPlan, chain: list[BlockHash]
-    ) -> tuple[int, float]:
-        """Of the node's own blocks those that the plan leaves time for, and when they are there."""
-        block_s, until = self.fleet.hit_block_s, self.clock.now + plan.budget_s
-        local, read_s = node.read(chain, self.clock.now, until)
-        if plan.source or read_s + local * block_s <= until:
-            return local, read_s + local * block_s
-        return int((until - read_s) / block_s), until
-
-    def _pull(
-        self, decided: Dispatched, chain: list[BlockHash], local: int, loaded: float
-    ) -> tuple[int, float]:
-        """Blocks from the planned source, and when they are there, and the ``local`` too."""
-        plan, block_s = decided.plan, self.fleet.hit_block_s
-        if not plan.source:
-            return 0, loaded
-        source = self._by_name[plan.source]
-        if plan.source_epoch != source.member.epoch:
-            return 0, loaded
-        until = max(loaded, self.clock.now + plan.budget_s)
-        held, read_s = source.read(chain[: plan.blocks], loaded, until)
-        there = held - local
-        if there <= 0:
-            return 0, loaded
-        if not local:
-            asker = decided.worker.record.node
-            self.broadcasts.leased(source, asker, chain[:there], self.clock.now)
-        hardware = self.fleet.hardware
-        seconds = there * (block_s + self.fleet.block_bytes / hardware.link_bytes_per_s)
-        return there, source.send(read_s, hardware.link_setup_s, seconds)
-
-    def _finish(self, running: _Running) -> None:
-        running.charge.close()
+    def _finish(self, running: Running) -> None:
+        if running not in self._running:
+            return  # its node was lost meanwhile
+        self._end(running)
+        self.served.append(running.fate)
         if not self._book.load(running.worker).queued_requests:
             self._free.add(running.worker)
-        running.pin.release()
         new = running.node.store(running.chain, self.view, self.clock.now)
         self._publish(running.node, new)
         self._look()
+
+    def _end(self, running: Running) -> None:
+        self._running.remove(running)
+        running.charge.close()
+        running.pin.release()
 
     def _publish(self, node: SimulatedNode, new: tuple[BlockHash, ...]) -> None:
         event = IndexEvent("publish", node.member, new)

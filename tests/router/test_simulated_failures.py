@@ -1,4 +1,4 @@
-"""Nodes that are lost in a simulation: others compute what they were computing; then they return."""
+"""Lost nodes in a simulation: others compute what they were computing; then they return."""
 
 import dataclasses
 import json

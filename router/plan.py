@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--nodes", type=count(MAX_NODES), default=8)
     p.add_argument("--dram-gb", type=MEMORY_GB, default=1024.0, help="of cache a node (10^9 bytes)")
     p.add_argument("--ssd-gb", type=MEMORY_GB, help="of cache a node, behind the DRAM")
+    p.add_argument("--ssd-bandwidth", type=positive, help="of reads from it, GB/s: simulated then")
     p.add_argument("--bandwidth", type=positive, help="of each node's link, GB/s; default: preset")
     p.add_argument("--speed", type=positive, default=1.0, help="2: twice the trace's rate")
     p.add_argument("--ttft-slo", type=positive, default=30.0, help="seconds, for goodput")
@@ -91,6 +92,8 @@ def _plan(options: argparse.Namespace) -> int:
         raise ConfigError("--gb-month and --node-hour: one price alone compares with nothing")
     if options.ssd_gb_month is not None and options.gb_month is None:
         raise ConfigError("--ssd-gb-month: expected with --gb-month and --node-hour")
+    if options.ssd_bandwidth is not None and options.ssd_gb is None:
+        raise ConfigError("--ssd-bandwidth: expected with --ssd-gb")
     check_targets({"--html": options.html})
     config = read_config(options.model)
     arrivals = block_trace(options.trace, options.limit, _warn)
@@ -142,9 +145,8 @@ def make_plan(
 
 def _hardware(options: argparse.Namespace) -> Hardware:
     hardware, _ = PRESETS[options.hardware]
-    if options.bandwidth:
-        return dataclasses.replace(hardware, link_bytes_per_s=options.bandwidth * GB)
-    return hardware
+    stated = {"link_bytes_per_s": options.bandwidth, "disk_bytes_per_s": options.ssd_bandwidth}
+    return dataclasses.replace(hardware, **{name: gb * GB for name, gb in stated.items() if gb})
 
 
 def _warn(what: str) -> None:

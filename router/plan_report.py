@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from prefixfleet.router.percentiles import REACHED
+from prefixfleet.router.plan_simulated import WITH_SSD
 from prefixfleet.router.replay_report import packaged
 
 Plan = Mapping[str, Any]
@@ -42,6 +43,8 @@ def words(plan: Plan) -> list[str]:
         f"First token, P50 / P99 in simulation: {_ttft(without)} s without a cache, {_ttft(own)} s "
         f"with each node's own, {_ttft(shared)} s with one for all."
     )
+    if WITH_SSD in plan["simulated"]:
+        said.append(f"With the SSD behind it: {_ttft(plan['simulated'][WITH_SSD])} s.")
     said.append(_pulling(plan["pulling"]))
     if "saved_a_month" in enough:
         said.append(

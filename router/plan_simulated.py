@@ -6,12 +6,14 @@ from typing import Any
 
 from msgspec import structs
 
-from prefixfleet.router.fleet_models import Hardware, ModelShape
+from prefixfleet.router.fleet_models import GB, Hardware, ModelShape
 from prefixfleet.router.plan_worth import block_tokens_of
 from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, choose
 from prefixfleet.router.simulate import simulate
 from prefixfleet.router.simulated_fleet import Fleet, useful_blocks
 from prefixfleet.router.traces import Arrival
+
+WITH_SSD = "shared, with the SSD"
 
 
 def simulated(
@@ -22,20 +24,25 @@ def simulated(
     blocks: int,
 ) -> dict[str, Any]:
     """TTFT, goodput and hit rate with no cache, with each node's own of so many ``blocks`` of DRAM,
-    and with one for all. Raises `ConfigError` for more than can be simulated."""
+    with one for all, and with an SSD behind it if its speed is known. Raises `ConfigError` for
+    more than can be simulated."""
     first = arrivals[: options.simulated]
     useful = useful_blocks(first)
-    cases: dict[str, tuple[int, Policy]] = {
-        "without": (0, _without_cache),
-        "own cache only": (blocks, _without_pulls),
-        "shared": (blocks, choose),
-        "shared, twice the memory": (2 * blocks, choose),
+    cases: dict[str, tuple[int, int, Policy]] = {
+        "without": (0, 0, _without_cache),
+        "own cache only": (blocks, 0, _without_pulls),
+        "shared": (blocks, 0, choose),
+        "shared, twice the memory": (2 * blocks, 0, choose),
     }
+    if options.ssd_bandwidth:
+        block_bytes = block_tokens_of(arrivals) * shape.kv_bytes_per_token
+        cases[WITH_SSD] = (blocks, int(options.ssd_gb * GB / block_bytes), choose)
     found = {}
-    for name, (size, policy) in cases.items():
+    for name, (size, on_disk, policy) in cases.items():
         fleet = Fleet(
             nodes=options.nodes,
             blocks_per_node=min(size, useful),
+            disk_blocks_per_node=min(on_disk, useful),
             block_tokens=block_tokens_of(arrivals),
             shape=shape,
             hardware=hardware,

@@ -179,6 +179,21 @@ def test_figures_of_a_plan_agree_with_each_other(files, capsys):
     assert ssd["adds_hit_rate"] > 0
 
 
+def test_an_ssd_of_known_speed_is_simulated(files, capsys):
+    words = [*files, "--dram-gb", "5", "--ssd-gb", "100", "--ssd-bandwidth", "6"]
+    assert main([*words, "--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["simulated"]
+    assert main(words) == 0
+
+    assert runs["shared, with the SSD"]["hit_rate"] > runs["shared"]["hit_rate"]
+    assert "With the SSD behind it:" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_speed_of_no_ssd_is_refused(files, capsys):
+    assert main([*files, "--ssd-bandwidth", "6"]) == 2
+    assert "--ssd-gb" in " ".join(capsys.readouterr().err.split())
+
+
 @pytest.mark.parametrize(("price", "pays"), [("0.0001", True), ("1e9", False)])
 def test_memory_that_costs_more_than_it_saves_is_not_worth_it(files, capsys, price, pays):
     assert main([*files, "--json", "--gb-month", price, "--node-hour", "10"]) == 0

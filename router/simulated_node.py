@@ -64,11 +64,6 @@ class SimulatedNode:
     def _follow(self, now: float, taken: int = 0) -> None:
         self.mark = watermark.follow(self.mark, taken=taken, waiting=0, refused=0, now=now)
 
-    def match(self, chain: Sequence[BlockHash]) -> int:
-        """How many leading blocks of ``chain`` are here, in memory or behind those on disk."""
-        in_memory = self.pool.match(chain)
-        return in_memory + self.disk.match(chain[in_memory:])
-
     def read(self, chain: Sequence[BlockHash], ready_s: float, until_s: float) -> tuple[int, float]:
         """Have ``chain``'s leading blocks at hand: how many by ``until_s``, and when."""
         in_memory = self.pool.match(chain)

@@ -28,6 +28,7 @@ from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
+from prefixfleet.router.keepers import Keepers, SharedKeepers
 from prefixfleet.router.kept_running import kept_running
 from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
@@ -68,6 +69,7 @@ class Fleet:
     loads: Board | None = None
     engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
     polls: PollRights | None = None
+    responses: SharedKeepers | None = None
 
 
 class Router:
@@ -114,6 +116,7 @@ class Router:
             clock,
             settings.worker_wait_s,
         )
+        self.keepers = Keepers(fleet.responses, fleet.secret, self.degraded, clock)
         self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(
             self.view,
@@ -207,6 +210,8 @@ class Router:
         }
         if self._cache_feed is not None:
             loops["engine caches"] = self._cache_feed.run
+        if self.keepers.shared is not None:
+            loops["responses"] = self.keepers.run
         if interval_s := self.settings.health_interval_s:
             loops["health"] = HealthChecks(self.roster, self.session, interval_s).run
         if self._board is not None:

@@ -25,6 +25,7 @@ def status_of(router: Router) -> dict[str, Any]:
             "lag_s": round(router.feed.lag_s, 3),
             "unpublished_blocks": router.feed.unpublished_blocks,
         },
+        "stored_responses": {"known": len(router.keepers), "untold": router.keepers.untold},
         "waiting": structs.asdict(router.turns.load()) | {"without_worker": router.without_worker},
         "hit_rate": {"count": len(router.hit_ratios)} | reach(router.hit_ratios),
         "degraded": [

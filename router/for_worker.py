@@ -10,7 +10,7 @@ from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import REQUEST_ID, lines_of, worker_lines
-from prefixfleet.router.policy import LOAD_S
+from prefixfleet.router.pull_or_compute import LOAD_S
 from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.watch import Passage

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefixfleet.router.policy import Decision
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.shares import Shares
 
 MAX_CONSIDERED = 64

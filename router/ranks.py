@@ -11,8 +11,8 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from prefixfleet.router.book import Load
 from prefixfleet.router.candidates import Findings, candidate, over_links
+from prefixfleet.router.charge import Load
 from prefixfleet.router.lineup import Group, Lineup, Links
 from prefixfleet.router.policy import Candidate, Decision, Rank, Source, best_for, least_seconds
 from prefixfleet.router.worker import Worker

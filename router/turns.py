@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key

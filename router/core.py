@@ -34,6 +34,7 @@ from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.orders import Orders, OrderStore
 from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
+from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
@@ -125,6 +126,7 @@ class Router:
             pullable=self.p2p_addresses,
             caches=self.engine_caches,
             step_s=self._step_s,
+            policy=POLICIES[settings.policy](),
         )
         self.turns = Turns(
             self.dispatcher,
@@ -134,6 +136,7 @@ class Router:
             self.token_times,
             self.roster.is_ready,
             self.metrics.decision_s.observe,
+            at_once=settings.policy != OURS,
         )
         self._departed = Departed(
             clock,

@@ -12,9 +12,10 @@ from msgspec import Struct
 from prefixfleet.router.book import Book
 from prefixfleet.router.candidates import Findings, candidate, longest, over_links, read_block_s
 from prefixfleet.router.charge import Charge, Load
+from prefixfleet.router.decision import Candidate, Decision, Policy, Source
 from prefixfleet.router.estimate import PrefillModel
 from prefixfleet.router.lineup import Lineup, Links
-from prefixfleet.router.policy import Candidate, Decision, Policy, Source, choose, soonest
+from prefixfleet.router.policy import choose, soonest
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.speeds import Speeds

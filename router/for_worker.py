@@ -8,7 +8,7 @@ from multidict import CIMultiDict
 from prefixfleet.router.body import TRANSFER_KEY, with_fields
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import REQUEST_ID, lines_of, worker_lines
-from prefixfleet.router.policy import LOAD_S
+from prefixfleet.router.pull_or_compute import LOAD_S
 from prefixfleet.router.static_workers import remote_kv_source
 from prefixfleet.router.watch import Passage
 from prefixfleet.store.records import PARAMS_KEY, PullPlan

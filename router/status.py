@@ -15,6 +15,7 @@ def status_of(router: Router) -> dict[str, Any]:
     now = router.clock()
     return {
         "uptime_s": round(now - router.started_s, 3),
+        "policy": router.settings.policy,
         "requests_in_flight": router.in_flight,
         "nodes": _nodes(router),
         "workers": _workers(router),

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.charge import Load
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key
-from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
 from prefixfleet.router.token_times import TokenTimes
@@ -62,9 +62,11 @@ class Turns:
         token_times: TokenTimes,
         is_open: Callable[[str], bool] = lambda worker: True,
         decided: Callable[[float], object] = lambda seconds: None,
+        at_once: bool = False,
     ) -> None:
         """``is_open`` says whether a worker still gets requests: one may be drained meanwhile.
-        ``decided`` is told how long each decision took."""
+        ``decided`` is told how long each decision took. ``at_once``: nobody waits here, for a
+        policy that judges by what workers have in their own queues."""
         self._dispatcher = dispatcher
         self._book = book
         self._slos = slos
@@ -72,6 +74,7 @@ class Turns:
         self._clock = clock
         self._is_open = is_open
         self._decided = decided
+        self._at_once = at_once
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -114,7 +117,7 @@ class Turns:
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
-        if not self._queue and self._is_free(decision.worker):
+        if self._at_once or (not self._queue and self._is_free(decision.worker)):
             # Whoever called charges the worker before anybody else can look at it: no await between
             return self._dispatcher.bind(request, decision, chains, workers)
         turn = _Turn(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from prefixfleet.router.policy import Decision
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.shares import Shares
 
 MAX_CONSIDERED = 64

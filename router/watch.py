@@ -23,8 +23,8 @@ log = logging.getLogger("prefixfleet.router.decisions")
 
 
 WHY = (
-    "request %(request)s, x-request-id %(called)s: %(tokens)d tokens to %(worker)s on %(node)s: "
-    "%(hit_blocks)d blocks there, %(pull_blocks)d pulled from %(source)s; "
+    "request %(request)s, x-request-id %(called)s: %(tokens)d tokens to %(worker)s on %(node)s, "
+    "by policy %(policy)s: %(hit_blocks)d blocks there, %(pull_blocks)d pulled from %(source)s; "
     "queue %(queue_s).3f s, load %(load_s).3f s, pull %(pull_s).3f s, prefill %(prefill_s).3f s"
 )
 ORIGINS = ("engine", "local", "pulled", "computed")
@@ -92,6 +92,7 @@ class Passage(Struct, frozen=True, kw_only=True):
             "called": self.client.called,
             "route": self.route.name,
             "tokens": self.prompt.tokens,
+            "policy": self.router.settings.policy,
             "worker": dispatched.worker.name,
             "node": dispatched.worker.record.node,
             "hit_blocks": decision.hit_blocks,

@@ -19,10 +19,12 @@ from prefixfleet.router.candidates import (
     read_link,
     read_queue_s,
 )
+from prefixfleet.router.decision import Candidate, Source
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, first_guess
-from prefixfleet.router.policy import LOAD_S, Candidate, Source, best_for, choose
+from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.pull_or_compute import LOAD_S, best_for
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership

@@ -16,8 +16,9 @@ from prefixfleet.router import journal
 from prefixfleet.router.book import Book
 from prefixfleet.router.charge import Load
 from prefixfleet.router.dispatch import Dispatcher
-from prefixfleet.router.policy import best_for, choose
+from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
+from prefixfleet.router.pull_or_compute import best_for
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership

@@ -9,6 +9,8 @@ from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import Key
+from prefixfleet.router.peer_policies import RoundRobin
+from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.token_times import TokenTimes
 from prefixfleet.router.turns import Slos, Turns
@@ -58,8 +60,8 @@ def book(clock):
 
 @pytest.fixture
 def make_turns(clock, book):
-    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, **options):
-        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0)
+    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, policy=choose, **options):
+        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0, policy)
         slos = Slos(slo_s, tbt_slo_s)
         return Turns(dispatcher, book, slos, clock, token_times or TokenTimes(), **options)
 
@@ -69,6 +71,11 @@ def make_turns(clock, book):
 def ask(turns, request, tokens, workers, clock):
     prompt = Prompt(tokens=tokens)
     return asyncio.ensure_future(turns.wait(request, prompt, CHAINS, workers, clock.now))
+
+
+def charge(book, dispatched, tokens):
+    expected_s = dispatched.decision.prefill_s
+    book.charge(dispatched.worker.name, tokens=tokens, sequences=1, expected_s=expected_s)
 
 
 async def test_a_free_worker_takes_a_request_at_once(make_turns, clock):
@@ -283,3 +290,31 @@ async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goe
     for request in asked[1:]:
         request.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_with_another_policy_a_request_goes_at_once_and_is_decided_once(
+    make_turns, book, clock
+):
+    """Round robin names a busy worker with idle ones beside it: bound there it is that worker's,
+    while a request that waits here would be judged again and again and block those behind it."""
+    decisions = []
+    turns = make_turns(policy=RoundRobin(), at_once=True, decided=decisions.append)
+    workers = [worker("a"), worker("b")]
+
+    taken = []
+    for number in range(6):
+        dispatched = await ask(turns, f"r{number}", 5_000, workers, clock)
+        taken.append(dispatched.worker.name)
+        charge(book, dispatched, 5_000)
+
+    assert taken == ["a", "b"] * 3
+    assert len(decisions) == 6
+    assert len(turns) == 0
+
+
+async def test_with_another_policy_what_would_be_late_is_refused_too(make_turns, book, clock):
+    turns = make_turns(slo_s=8.0, policy=RoundRobin(), at_once=True)
+    charge(book, await ask(turns, "r0", 5_000, [worker("a")], clock), 5_000)
+
+    with pytest.raises(TooBusy, match="after 10"):
+        await ask(turns, "r1", 5_000, [worker("a")], clock)

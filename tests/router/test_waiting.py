@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixfleet.router.policy import Decision
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.waiting import (
     MAX_CONSIDERED,
     Waiting,

@@ -144,7 +144,7 @@ class Router:
         self._departed = Departed(
             clock,
             (
-                self.dispatcher.forget,
+                self.dispatcher.speeds.forget,
                 self.token_times.forget,
                 self.traffic.forget,
                 self.roster.forget,

@@ -13,7 +13,7 @@ from msgspec import structs
 from prefixfleet.router.admission import admit
 from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
 from prefixfleet.router.body import Body, read_body
-from prefixfleet.router.book import Charge
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
@@ -163,6 +163,7 @@ async def _send(
         tokens=max(1, passage.prompt.tokens - dispatched.cached_tokens),
         sequences=passage.prompt.outputs,
         expected_s=dispatched.decision.prefill_s,
+        streamed=passage.is_streamed,
     )
     try:
         await in_step()

@@ -69,7 +69,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "block_tokens": standing.record.namespace.get("block_tokens"),
             "block_bytes": standing.record.block_bytes,
             "load": structs.asdict(router.book.load(standing.record.worker)),
-            "prefill": _learned(router.dispatcher.speed_of(standing.record)),
+            "prefill": _learned(router.dispatcher.speeds.of(standing.record)),
         }
         | ({"events": events[standing.record.worker]} if standing.record.worker in events else {})
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)

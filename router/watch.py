@@ -6,7 +6,7 @@ import time
 from msgspec import Struct
 
 from prefixfleet.router.body import Body
-from prefixfleet.router.book import Charge
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
@@ -77,7 +77,7 @@ class Passage(Struct, frozen=True, kw_only=True):
         """The line that says why this worker."""
         if self.router.tracing.on:
             self.span.decided(self.terms(dispatched))
-        model, now = self.router.dispatcher.prefill_model(dispatched.worker), time.time()
+        model, now = self.router.dispatcher.speeds.of(dispatched.worker.record), time.time()
         self.router.afterwards.note(lambda: self._note_sent(dispatched, model, now))
 
     def _note_sent(self, dispatched: Dispatched, model: PrefillModel, at: float) -> None:

@@ -150,12 +150,14 @@ class NodeDaemon:
     async def hand_over(self, within_s: float) -> HandedOver:
         """Let peers pull what only this node has; the node serves on meanwhile."""
         deadline = asyncio.get_running_loop().time() + within_s
-        if self._pool is None or (member := self._announcer.member) is None:
-            return HandedOver(0, 0)
-        pool, digest = self._pool.host.pool, self._pool.host.kind.digest
-        leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
-        chains = list(pool.chains())
-        done = await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+        done = HandedOver(0, 0)
+        if (member := self._announcer.member) is None:
+            return done
+        for digest, opened in self._opener.pools.items():
+            pool = opened.host.pool
+            leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+            chains = list(pool.chains())
+            done += await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
         log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
         return done
 
@@ -177,14 +179,11 @@ class NodeDaemon:
         """See `NodeReport.status`."""
         return self._report.status()
 
-    @property
-    def _pool(self) -> OpenPool | None:
-        return self._opener.pool
-
     async def _welcome(self, hello: Hello) -> tuple[NodeCache, dict[str, Any]]:
-        """Open the pool for the first engine, refuse one that does not fit it."""
+        """Open the pool for the first engine of a namespace, refuse one that does not fit."""
         kind = Kind.of(hello, self._secret)
         pool = await self._opener.open_for(kind, self._announcer)
+        pool.engines[hello.engine] += 1
         log.info("engine %s, %s of rank %d, is here", hello.engine, hello.role, hello.rank)
         if self._engine_caches:
             self._engine_caches.came(hello)
@@ -198,25 +197,35 @@ class NodeDaemon:
         }
 
     def _gone(self, hello: Hello) -> None:
+        engines = self._opener.pools[Kind.of(hello, self._secret).digest].engines
+        engines[hello.engine] -= 1
+        if not engines[hello.engine]:
+            del engines[hello.engine]
         if self._engine_caches:
             self._engine_caches.left(hello)
 
     def _prefetch(self, hint: Prefetch) -> None:
-        if self._pool is None or hint.namespace != self._pool.host.kind.digest:
+        try:
+            pool = self._pool_of(hint.namespace, "prefetch")
+        except ProtocolError:
             self.stats.refused_hints += 1
-            raise ProtocolError("prefetch: no engine of this namespace on this node")
-        self._pool.cache.claims.start_early(hint.chain, hint.plan)
+            raise
+        pool.cache.claims.start_early(hint.chain, hint.plan)
 
     def _keep(self, wish: Keep) -> dict[str, int]:
-        if self._pool is None or wish.namespace != self._pool.host.kind.digest:
-            raise ProtocolError("keep: no engine of this namespace on this node")
-        retention = self._pool.cache.retention
+        retention = self._pool_of(wish.namespace, "keep").cache.retention
         covered = retention.keep(wish.chain, wish.ttl_s, wish.priority)
         return {"covered": covered} | retention.stats()
 
+    def _pool_of(self, namespace: bytes, what: str) -> OpenPool:
+        """Raises `ProtocolError`."""
+        if (pool := self._opener.pools.get(namespace)) is None:
+            raise ProtocolError(f"{what}: no engine of this namespace on this node")
+        return pool
+
     def _joined(self, epoch: int) -> None:
-        if self._pool is not None:
-            self._pool.host.server.epoch = epoch
+        for pool in self._opener.pools.values():
+            pool.host.server.epoch = epoch
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))

@@ -44,7 +44,6 @@ class Promotion:
         self._slot = slot
         self._make_room = make_room
         self._clock = clock
-        self._most = max(1, pool.num_slots // LOADING_SHARE)
         self._running: dict[BlockHash, asyncio.Task[None]] = {}
         self._passing: dict[BlockHash, None] = {}  # read through, parents first
         self.promoted_blocks = 0
@@ -84,7 +83,8 @@ class Promotion:
     def _start(
         self, chain: Sequence[BlockHash], here: int, on_disk: int
     ) -> "asyncio.Task[None] | None":
-        room = self._most - len(self._running)
+        most = max(1, self._pool.capacity // LOADING_SHARE)
+        room = most - len(self._running)
         if room <= 0:
             self.refused_busy += 1
             return None

@@ -12,6 +12,7 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.holds import NO_SLOT, Pin, PoolCounts, Reservation, Victims
 from prefixfleet.store.slot_table import (
+    ABSENT,
     FREE,
     GONE,
     LEAVING,
@@ -22,18 +23,31 @@ from prefixfleet.store.slot_table import (
 )
 from prefixfleet.store.slot_tree import ORPHAN, ROOT
 
+SAMPLE = 1024
+"""Blocks by which a pool judges how long what it holds was not used."""
+
 
 class SlotPool:
     """The books of one pool of ``num_slots`` slots.
 
-    Owned by the node daemon's event loop; not thread-safe.
+    Owned by the node daemon's event loop; not thread-safe. A pool that shares its memory with
+    others begins ``absent``, without a slot; they come (`grow`) and go (`shrink`).
     """
 
-    def __init__(self, num_slots: int, order: EvictionOrder, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        order: EvictionOrder,
+        clock: Callable[[], float],
+        *,
+        absent: bool = False,
+    ) -> None:
         self.num_slots = num_slots
         self._order = order
         self._clock = clock
-        self._table = SlotTable(num_slots)
+        self._began = clock()
+        self._table = SlotTable(num_slots, absent=absent)
+        self._used_s = array("f", [0.0]) * num_slots  # since the beginning
         self._pins = array("I", [0]) * num_slots
         self._offered = bytearray(num_slots)
         self._uses = bytearray(num_slots)
@@ -42,6 +56,11 @@ class SlotPool:
     def free_slots(self) -> int:
         """Slots that `reserve` can hand out now."""
         return len(self._table.free)
+
+    @property
+    def capacity(self) -> int:
+        """Slots that are here now; all ``num_slots`` where the memory is not shared."""
+        return self._table.present
 
     @property
     def can_evict(self) -> bool:
@@ -65,6 +84,7 @@ class SlotPool:
             if self._offered[slot]:
                 self._review(slot)
             if used:
+                self._used_s[slot] = now - self._began
                 self._order.touch(slot, now=now)
         return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
 
@@ -187,6 +207,47 @@ class SlotPool:
             assert self._table.state[slot] == QUARANTINED, f"slot {slot} is not in quarantine"
             self._table.set_free(slot)
 
+    def grow(self, slots: Iterable[int]) -> None:
+        """Slots that were absent are here, free; those of them that were to go stay."""
+        self._table.come(slots)
+
+    def shrink(self, slots: Iterable[int]) -> None:
+        """Slots go: the free ones now, the others when nobody reads or writes them any more. What
+        is resident in them stays until it is evicted: see `standing_on`."""
+        self._table.call(slots)
+
+    def absent(self, slots: range) -> bool:
+        """Whether none of these slots is here: their memory is somebody else's."""
+        return self._table.states(slots).count(ABSENT) == len(slots)
+
+    def held(self, slots: range) -> int:
+        """Those of ``slots`` that no eviction frees now: pinned, being written, in quarantine."""
+        states = self._table.states(slots)
+        unpinned = self._pins[slots.start : slots.stop].count(0)
+        return len(slots) - unpinned + states.count(RESERVED) + states.count(QUARANTINED)
+
+    def in_use(self, slots: range) -> int:
+        """Those of ``slots`` that are here and not free."""
+        states = self._table.states(slots)
+        return len(slots) - states.count(FREE) - states.count(ABSENT)
+
+    def standing_on(self, slots: Iterable[int], *, most: int | None = None) -> list[BlockHash]:
+        """The resident blocks in ``slots`` and all that follow them, leaves first: those whom
+        `expel` must let go before the slots are free. With ``most``, it gives up beyond so many:
+        then what comes back is longer, and not all."""
+        return self._table.standing_on(slots, most)
+
+    def idle_s(self) -> float:
+        """How long ago the block was used that nobody asked for longest, of `SAMPLE` that are
+        resident and not pinned; 0 where there is none."""
+        step = max(1, self.num_slots // SAMPLE)
+        used = [
+            self._used_s[slot]
+            for slot in range(0, self.num_slots, step)
+            if self._table.is_resident(slot) and not self._pins[slot]
+        ]
+        return self._clock() - self._began - min(used) if used else 0.0
+
     def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks of the pool, leaving ones too, grouped by the head of their index segment."""
         return self._table.segments_of(hashes)
@@ -207,7 +268,7 @@ class SlotPool:
         return self._table.chains()
 
     def counts(self) -> PoolCounts:
-        """How many slots are in which state."""
+        """How many slots are in which state, of those that are here."""
         return PoolCounts(
             free=len(self._table.free),
             resident=self._table.count(RESIDENT),
@@ -244,13 +305,15 @@ class SlotPool:
         if not self._table.settle(slot):
             self._abandon(slot, quarantine=False)
             return False
+        now = self._clock()
         self._uses[slot] = 0
+        self._used_s[slot] = now - self._began
         self._order.insert(
             slot,
             self._table.hash[slot],
             parent=self._table.parent_hash(slot),
             position=self.position(slot),
-            now=self._clock(),
+            now=now,
         )
         self._review(slot)
         return True

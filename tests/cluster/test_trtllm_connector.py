@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from daemons import Daemons
+from node_rig import pool_of
 from trtllm_engine import ROW, TOKENS, TrtllmEngine, kv_of
 
 from prefixfleet.cluster import trtllm_blocks
@@ -174,7 +175,7 @@ def test_a_damaged_block_is_not_promised(start, daemons):
     ask(engine, PROMPT)
 
     def spoil(node):
-        host = node._pool.host
+        host = pool_of(node).host
         for slot in range(host.pool.num_slots):
             host.segment.view[slot * host.kind.layout.slot_bytes + 100] ^= 1
 

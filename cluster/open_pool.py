@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from prefixfleet.cluster.node_cache import NodeCache
+from prefixfleet.cluster.node_stats import NAME_DIGITS
 from prefixfleet.cluster.pool_host import PoolHost
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.transfer.collective import Replicator
@@ -37,7 +38,7 @@ class OpenPool:
     @property
     def name(self) -> str:
         """The namespace as status and logs call it."""
-        return self.digest.hex()[:8]
+        return self.digest.hex()[:NAME_DIGITS]
 
     async def move(self, pull: Pull) -> PullResult:
         """Bring the blocks of ``pull`` into the pool, or as many leading ones as can be had."""

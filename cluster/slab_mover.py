@@ -9,7 +9,6 @@ long leaves it where it is. Must not know engines, links or the index.
 import asyncio
 import contextlib
 import logging
-import math
 from collections.abc import Callable
 
 from prefixfleet.cluster.open_pool import OpenPool
@@ -24,6 +23,8 @@ EMPTY_S = 10.0
 RETRY_S = 30.0
 """After that nothing moves for so long: its blocks were lost for nothing."""
 LOOK_AGAIN_S = 0.05
+PAUSE_S = 0.1
+"""From one move to the next: what a move changes must show first."""
 BATCH_BLOCKS = 256
 """Blocks that leave a slab together."""
 WEIGHED = 4
@@ -38,6 +39,8 @@ class SlabMover:
         self._clock = clock
         self._pools: dict[bytes, OpenPool] = {first.digest: first}
         self._own: dict[bytes, set[int]] = {first.digest: set(range(slabs.count))}
+        # when each had no slab to spare, or got one, last: free memory has an age too
+        self._needed_s: dict[bytes, float] = {first.digest: clock()}
         self._look = asyncio.Event()
         self.moved = 0
         self.stuck = 0
@@ -46,6 +49,7 @@ class SlabMover:
         """One more, without a slab; it gets some soon."""
         self._pools[pool.digest] = pool
         self._own[pool.digest] = set()
+        self._needed_s[pool.digest] = self._clock()
         self._look.set()
 
     def numbers(self, digest: bytes) -> dict[str, int]:
@@ -63,20 +67,21 @@ class SlabMover:
                     await self._look.wait()
             self._look.clear()
             while move := next_move([self._holding(pool) for pool in self._pools.values()]):
-                if not await self._carry_out(move):
-                    self.stuck += 1
-                    await asyncio.sleep(RETRY_S)
+                moved = await self._carry_out(move)
+                self.moved += moved
+                self.stuck += not moved
+                await asyncio.sleep(PAUSE_S if moved else RETRY_S)
 
     def _holding(self, pool: OpenPool) -> Holding[bytes]:
-        in_slab = self._slabs.slab_bytes // pool.slot_bytes
+        now = self._clock()
+        if pool.cache.evictions.spare_slots < self._slabs.slab_bytes // pool.slot_bytes:
+            self._needed_s[pool.digest] = now
         return Holding(
             pool.digest,
             slabs=len(self._own[pool.digest]),
             engines=pool.engines.total(),
             wants=pool.cache.evictions.short,
-            idle_s=math.inf
-            if pool.cache.evictions.spare_slots >= in_slab
-            else pool.host.pool.idle_s(),
+            idle_s=max(pool.host.pool.idle_s(), now - self._needed_s[pool.digest]),
         )
 
     async def _carry_out(self, move: Move[bytes]) -> bool:
@@ -93,8 +98,8 @@ class SlabMover:
             owner = taker if emptied else giver
             own = self._own[owner.digest]
             own.add(slab)
+            self._needed_s[owner.digest] = self._clock()
             owner.host.pool.grow(self._slabs.whole(slab, own, owner.slot_bytes))
-        self.moved += emptied
         level = logging.INFO if emptied else logging.WARNING
         what = "goes" if emptied else f"is in use and stays for {RETRY_S:g} s; it should go"
         log.log(level, "slab %d %s from %s to %s", slab, what, giver.name, taker.name)

@@ -6,7 +6,6 @@ blocks that nobody asked for in a long while to who has to evict what was used a
 eviction order over all of them would do. Two that are equally busy keep what they have.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -23,8 +22,8 @@ FLOOR_SHARE = 1 / 4
 
 @dataclass(frozen=True, slots=True)
 class Holding(Generic[Name]):
-    """One namespace on this node. ``wants``: it evicts to store. ``idle_s``: how long ago the
-    block was used that nobody asked for longest; infinite where a slab of it is not needed."""
+    """One namespace on this node. ``wants``: it evicts to store. ``idle_s``: how long ago that part
+    of its memory was used that nobody used for longest, a block or a slab to spare."""
 
     name: Name
     slabs: int
@@ -55,7 +54,7 @@ def next_move(holdings: Sequence[Holding[Name]]) -> Move[Name] | None:
     """
     floor = floor_of(holdings)
     below = [h for h in holdings if h.engines and h.slabs < floor]
-    wanting = [h for h in holdings if h.engines and h.wants and h.idle_s < math.inf]
+    wanting = [h for h in holdings if h.engines and h.wants]
     taker = min(below, key=lambda h: h.slabs, default=None) or min(
         wanting, key=lambda h: h.idle_s, default=None
     )

@@ -64,10 +64,10 @@ class Evictions:
             finally:
                 self._waiting -= missing
 
-    async def admit(self, missing: Sequence[BlockHash], position: int) -> int:
-        """Make room for those of a chain's blocks from ``position`` on that are worth more than
-        what must go for them; how many these are."""
-        room = make_room(self._pool, missing, position)
+    async def admit(self, missing: Sequence[BlockHash]) -> int:
+        """Make room for those of a chain's neighbouring blocks that are worth more than what must
+        go for them; how many these are."""
+        room = make_room(self._pool, missing)
         if self._pool.can_evict:
             self.not_admitted += len(missing) - room.blocks
         else:

@@ -116,8 +116,7 @@ class NodeCache:
         chain = [parent, *hashes] if parent else hashes
         with self.pool.pin(chain, used=False):  # else they may be what makes room
             missing = [block for block in hashes if not self.pool.knows(block)]
-            position = self.pool.position_after(parent) + len(hashes) - len(missing)
-            await self.evictions.admit(missing, position)
+            await self.evictions.admit(missing)
             slots = self._writes.reserve(session, rank, parent, hashes)
         self.evictions.took(len(missing))
         return slots
@@ -226,9 +225,9 @@ class NodeCache:
         if self._disk is not None:
             await self._disk.bring(hashes, deadline)
 
-    async def _room_for(self, hashes: Sequence[BlockHash], position: int) -> int:
+    async def _room_for(self, hashes: Sequence[BlockHash]) -> int:
         """Room for blocks from disk, also those that will only pass through."""
-        staying = await self.evictions.admit(hashes, position)
+        staying = await self.evictions.admit(hashes)
         await self.evictions.make_room(len(hashes))
         self.evictions.took(len(hashes))
         return staying

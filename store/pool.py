@@ -123,11 +123,6 @@ class SlotPool:
         """Whether the block is here in any way: being written, resident or on its way out."""
         return self._table.find(block) != NO_SLOT
 
-    def position_after(self, parent: BlockHash) -> int:
-        """Place in its chain of what follows ``parent``; 0 after one that is not here."""
-        slot = self._table.find(parent)
-        return self.position(slot) + 1 if slot != NO_SLOT else 0
-
     def position(self, slot: int) -> int:
         """Place in its chain of the block in ``slot``; 0 at the root."""
         return self._table.tree.depth(slot)
@@ -158,9 +153,9 @@ class SlotPool:
                 news = self._order.note_copies(slot, others)
                 slot = self._table.tree.parent(slot) if news and others else NO_SLOT
 
-    def worth(self, block: BlockHash, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """What the eviction order would give to store this block: see `EvictionOrder.worth`."""
-        return self._order.worth(block, position=position)
+        return self._order.worth(block)
 
     def choose_victims(self, count: int, *, below: float = math.inf) -> Victims:
         """Up to ``count`` blocks that leave, leaf first, in the pool's eviction order.
@@ -312,7 +307,6 @@ class SlotPool:
             slot,
             self._table.hash[slot],
             parent=self._table.parent_hash(slot),
-            position=self.position(slot),
             now=now,
         )
         self._review(slot)

@@ -160,7 +160,7 @@ def test_a_peers_pages_are_pulled_to_behind_those_before_them(daemons, engine):
 
     assert other.pages.count_leading(keys[2:], keys[:2]) == 4
     last = other.pages.block(keys[-1])
-    assert daemons.ask("b", lambda node: pool_of(node).host.pool.position_after(last)) == 6
+    assert daemons.ask("b", lambda node: len(pool_of(node).host.pool.chain_to(last))) == 6
     other.cache.close()
 
 

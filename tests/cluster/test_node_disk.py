@@ -163,7 +163,7 @@ async def test_the_middle_of_a_chain_comes_back_to_its_place(index, settings):
 
         assert await check(engine, first[40:]) == 20
         assert pool.match(first) == 60
-        assert pool.position_after(first[-1]) == 60
+        assert len(pool.chain_to(first[-1])) == 60
 
 
 async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take_longer(

@@ -18,11 +18,13 @@ from node_rig import (
 )
 
 from prefixfleet.cluster import slab_mover
+from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.cluster.sharing import MAX_KINDS
 from prefixfleet.store import slab_shares
 from prefixfleet.store.errors import PeerLost, PeerRefused
 from prefixfleet.store.memory_index import MemoryIndex
+from prefixfleet.store.prefetch import prefetch_key
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slabs import MOST_WASTE
 from prefixfleet.transfer import wire
@@ -359,3 +361,34 @@ async def test_the_first_namespace_has_the_disk_and_status_says_so(index, folder
 
         assert [await found(small, chain, 1) for chain in chains] == [100] * 20
         assert await found(large, theirs, 2) == 60
+
+
+async def test_a_node_that_goes_hands_over_the_last_copies_of_both(index, folder):
+    """As prefetches, each of which names its namespace; peers without it are passed over."""
+    async with AsyncExitStack() as stack:
+        a, b, other = [
+            await stack.enter_async_context(
+                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES))
+            )
+            for name in ("a", "b", "other")
+        ]
+        small, large = await stack.enter_async_context(both_at(a))
+        _, large_b = await stack.enter_async_context(both_at(b))
+        await stack.enter_async_context(PlainEngine.connected(other.settings.socket_path, **SMALL))
+        mine, theirs = fresh_chain(5), fresh_chain(6)
+        await stored(small, mine, 1)
+        await stored(large, theirs, 2)
+
+        async def known():
+            told = {member.node: record.stats["kinds"] for member, record in await index.members()}
+            held = (await index.match(mine), await index.match(theirs)) == ({"a": 5}, {"a": 6})
+            return (
+                held and all(kind["slots"] for kind in told["b"].values()) and len(told["b"]) == 2
+            )
+
+        await until(known)
+
+        assert await ask_handover(a.url, prefetch_key(SECRET), 20.0) == HandedOver(11, 11)
+
+        assert await found(large_b, theirs, 2) == 6
+        assert set(await index.match(mine)) > {"a"}

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -108,3 +109,25 @@ def test_everybody_with_an_engine_reaches_the_floor(engines, first):
         slabs[move.taker] += 1
     served = [s for s, e in zip(slabs, engines, strict=True) if e]
     assert min(served, default=32) >= min(floor_of(shares), 32 // max(1, len(served)))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=2, max_size=8))
+def test_steady_traffic_comes_to_rest_with_blocks_of_like_age_or_at_a_floor(rates):
+    """A block stays for as long as it takes to store once what there is room for."""
+    slabs = [32, *([0] * (len(rates) - 1))]
+    for _ in range(100):
+        shares = [
+            holding(i, s, idle_s=60.0 * s / rate)
+            for i, (s, rate) in enumerate(zip(slabs, rates, strict=True))
+        ]
+        if (move := next_move(shares)) is None:
+            break
+        slabs[move.giver] -= 1
+        slabs[move.taker] += 1
+    else:
+        pytest.fail("slabs still move")
+    floor = floor_of(shares)
+    youngest = min(h.idle_s for h in shares)
+    for share in shares:
+        assert share.slabs >= floor
+        assert share.slabs == floor or share.idle_s <= max(LEAST_AGE_S, OLDER * youngest)

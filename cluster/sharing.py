@@ -9,8 +9,7 @@ from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.slabs import Slabs
 
 MAX_KINDS = 8
-"""Namespaces of one node; one more is refused."""
-ELSEWHERE = "or give it a node daemon of its own"
+"""Models of one node; one more is refused."""
 
 
 def check_first(kind: Kind, pool_bytes: int) -> None:
@@ -24,38 +23,45 @@ def check_first(kind: Kind, pool_bytes: int) -> None:
 
 def check_shared(slabs: Slabs, kind: Kind, others: Sequence[Kind]) -> None:
     """Raises `ConfigError` if blocks of ``kind`` cannot lie beside those of ``others``, or are of
-    the same weights in another encoding: nobody wants that, and nobody would see it."""
+    a model that is here already, run otherwise: that is a mistake which nobody would see."""
     for other in others:
-        _check_encoding(kind.namespace, other.namespace)
+        if kind.namespace.weights == other.namespace.weights:
+            _refuse_same_model(kind, other)
     if len(others) >= MAX_KINDS:
         raise ConfigError(
-            f"engine refused: {_differs(kind, others[0])}, and blocks of {MAX_KINDS} namespaces "
-            f"lie on this node already; run its engines alike, {ELSEWHERE}"
+            f"engine refused: blocks of {MAX_KINDS} models lie on this node already; "
+            "give it a node daemon of its own"
         )
     largest = max(k.layout.slot_bytes for k in (kind, *others))
     if largest > slabs.most_slot_bytes:
         raise ConfigError(
-            f"engine refused: {_differs(kind, others[0])}, and a pool of {slabs.size_bytes} bytes "
-            f"that several share takes blocks of at most {slabs.most_slot_bytes} bytes: one of "
-            f"these has {largest}. Run the engines alike, set PREFIXFLEET_NODE_POOL_BYTES to at "
-            f"least {slabs.least_size(largest)}, {ELSEWHERE}"
+            f"engine refused: another model's blocks lie on this node ({_differs(kind, others[0])})"
+            f", and a pool of {slabs.size_bytes} bytes that several share takes blocks of at most "
+            f"{slabs.most_slot_bytes} bytes: one of these has {largest}; set "
+            f"PREFIXFLEET_NODE_POOL_BYTES to at least {slabs.least_size(largest)}, or give it a "
+            "node daemon of its own"
         )
 
 
-def _check_encoding(ours: Namespace, theirs: Namespace) -> None:
-    if ours.weights == theirs.weights and ours.encoding != theirs.encoding:
-        raise ConfigError(
-            f"engine refused: blocks stored as {ours.encoding!r}, this node's pool holds "
-            f"{theirs.encoding!r} of the same weights; set PREFIXFLEET_WORKER_ENCODING alike for "
-            f"all, {ELSEWHERE}"
+def _refuse_same_model(kind: Kind, other: Kind) -> None:
+    ours, theirs = kind.namespace.encoding, other.namespace.encoding
+    what = f"its {_differs(kind, other)}"
+    if ours != theirs:
+        what = (
+            f"blocks stored as {ours!r}, this node's pool holds {theirs!r} (set "
+            "PREFIXFLEET_WORKER_ENCODING alike for all)"
         )
+    raise ConfigError(
+        f"engine refused: {what}; engines of one model must run it the same way on a node (give "
+        "another one a node daemon of its own)"
+    )
 
 
-def _differs(kind: Kind, first: Kind) -> str:
-    mine, theirs = kind.namespace, first.namespace
+def _differs(kind: Kind, other: Kind) -> str:
+    mine, theirs = kind.namespace, other.namespace
     found = [
-        f"{name} ({getattr(mine, name)!r} beside {getattr(theirs, name)!r})"
+        f"{name} {getattr(mine, name)!r} beside {getattr(theirs, name)!r}"
         for name in (field.name for field in fields(Namespace))
         if getattr(mine, name) != getattr(theirs, name)
     ]
-    return f"its namespace differs from that of the blocks on this node in {', '.join(found)}"
+    return f"namespace differs in {', '.join(found)}"

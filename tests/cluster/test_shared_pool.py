@@ -327,7 +327,7 @@ async def test_blocks_too_large_to_share_the_memory_are_refused_with_what_to_set
         PlainEngine.connected(socket, **LARGE | {"payload_bytes": 12_300}) as other,
     ):
         why = other.welcome["error"]
-        assert "weights ('of the large one' beside 'w')" in why
+        assert "weights 'of the large one' beside 'w'" in why
         assert "blocks of at most 12288 bytes" in why
         assert f"PREFIXFLEET_NODE_POOL_BYTES to at least {16 << 20}" in why
 
@@ -340,7 +340,7 @@ async def test_a_node_takes_a_bounded_number_of_namespaces(node):
             engine = await stack.enter_async_context(
                 PlainEngine.connected(socket, engine=str(number), namespace=changed)
             )
-        assert f"blocks of {MAX_KINDS} namespaces" in engine.welcome["error"]
+        assert f"blocks of {MAX_KINDS} models" in engine.welcome["error"]
         kinds = node.snapshot()["kinds"]
         await until(lambda: all(k["slabs"] for k in node.snapshot()["kinds"].values()))
         assert len(kinds) == MAX_KINDS

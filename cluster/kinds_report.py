@@ -5,11 +5,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from prefixfleet.cluster.node_cache import NO_CACHE
 from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.store.hit_times import NO_HITS
 
 TIERS = ("dram", "ssd")
+NO_CACHE = dict.fromkeys(
+    (
+        "committed_blocks",
+        "evicted_blocks",
+        "corrupt_blocks",
+        "pool_full",
+        "not_admitted_blocks",
+        "claims",
+        "waiting_hints",
+        "joined_hints",
+        "expired_hints",
+        "asked_blocks",
+        "found_blocks",
+    ),
+    0,
+)
+"""`NodeCache.numbers` of a node without an engine."""
 
 
 def report(pools: Sequence[OpenPool]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
@@ -18,9 +18,8 @@ from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
 from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.holders import Holders
-from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
-from prefixfleet.cluster.lock_file import locked
+from prefixfleet.cluster.lock_file import only_daemon
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
 from prefixfleet.cluster.node_report import NodeReport
@@ -113,7 +112,7 @@ class NodeDaemon:
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            self._stack.enter_context(_only_daemon(self.settings))
+            self._stack.enter_context(only_daemon(self.settings))
             self._opener.disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
@@ -241,17 +240,3 @@ class NodeDaemon:
         await asyncio.gather(*self._loops, return_exceptions=True)
         with contextlib.suppress(IndexUnavailable):  # then the lease ends by itself
             await self._announcer.leave()
-
-
-@contextlib.contextmanager
-def _only_daemon(settings: NodeSettings) -> Iterator[None]:
-    """Hold the node's name in its folder, and remove what a dead daemon of that name left."""
-    folder, name = settings.runtime_dir, settings.name
-    with locked(
-        folder / f"{name}.lock",
-        unwritable="set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that can be written",
-        taken=f"a daemon of node {name!r} already runs in {folder}; set PREFIXFLEET_NODE_NAME so "
-        "that every daemon has its own",
-    ):
-        (SHARED_MEMORY / f"{pool_prefix(folder)}{name}").unlink(missing_ok=True)
-        yield

@@ -27,24 +27,6 @@ from prefixfleet.transfer.pull import PullResult
 
 EXPIRE_S = 1.0
 
-NO_CACHE = dict.fromkeys(
-    (
-        "committed_blocks",
-        "evicted_blocks",
-        "corrupt_blocks",
-        "pool_full",
-        "not_admitted_blocks",
-        "claims",
-        "waiting_hints",
-        "joined_hints",
-        "expired_hints",
-        "asked_blocks",
-        "found_blocks",
-    ),
-    0,
-)
-"""`NodeCache.numbers` of a node without an engine."""
-
 
 class NodeCache:
     """Owned by the daemon's event loop. ``move`` makes one pull into the pool and never raises.

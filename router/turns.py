@@ -8,15 +8,16 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key
-from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.router.waiting import Waiting, expected_wait, next_by_wish, next_to_go
 from prefixfleet.router.worker import Worker
 
 LOOKAHEAD_S = 0.1
@@ -24,6 +25,10 @@ LOOKAHEAD_S = 0.1
 and the next one must be there when the last one ends."""
 TICK_S = 0.02
 """Time between two looks at a queue that nothing else woke."""
+REST = 4.0
+"""After everybody in the queue was judged, so many times the seconds that it took pass before they
+are judged again: with hundreds that wait it takes longer than a short prefill."""
+MAX_REST_S = 0.5  # however long it took: the process may have been stopped meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -58,9 +63,11 @@ class Turns:
         token_times: TokenTimes,
         is_open: Callable[[str], bool] = lambda worker: True,
         decided: Callable[[float], object] = lambda seconds: None,
+        at_once: bool = False,
     ) -> None:
         """``is_open`` says whether a worker still gets requests: one may be drained meanwhile.
-        ``decided`` is told how long each decision took."""
+        ``decided`` is told how long each decision took. ``at_once``: nobody waits here, for a
+        policy that judges by what workers have in their own queues."""
         self._dispatcher = dispatcher
         self._book = book
         self._slos = slos
@@ -68,9 +75,11 @@ class Turns:
         self._clock = clock
         self._is_open = is_open
         self._decided = decided
+        self._at_once = at_once
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
+        self._rests_until_s = 0.0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -109,7 +118,7 @@ class Turns:
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
-        if not self._queue and self._is_free(decision.worker):
+        if self._at_once or (not self._queue and self._is_free(decision.worker)):
             # Whoever called charges the worker before anybody else can look at it: no await between
             return self._dispatcher.bind(request, decision, chains, workers)
         turn = _Turn(
@@ -123,6 +132,7 @@ class Turns:
             key.weight,
             tenant=key.tenant,
             priority=key.priority,
+            wish=decision.worker,
         )
         self._shares.arrives(key.tenant)
         self._queue.append(turn)
@@ -144,16 +154,10 @@ class Turns:
 
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
-        now = self._clock()
-        while self._queue and self._somebody_is_free():
-            with self._book.promising() as promise:
-                found = next_to_go(
-                    self._queue, now, self._decide, self._is_free, promise, self._shares
-                )
-            if found is None:
+        while self._queue:
+            if (found := self._next()) is None:
                 break
-            waiting, decision = found
-            turn = next(t for t in self._queue if t is waiting)
+            turn, decision = found
             self._queue.remove(turn)
             if not turn.go.done():
                 bound = self._dispatcher.bind(turn.request, decision, turn.chains, turn.workers)
@@ -164,8 +168,20 @@ class Turns:
             self._look_later(TICK_S)
         return None
 
-    def _decide(self, waiting: Waiting) -> Decision:
-        turn = next(t for t in self._queue if t is waiting)
+    def _next(self) -> tuple[_Turn, Decision] | None:
+        """Who goes, and where; everybody is judged only now and then."""
+        now, queue = self._clock(), self._queue
+        if now < self._rests_until_s:
+            return next_by_wish(queue, now, self._decide, self._is_free, self._shares)
+        if not self._somebody_is_free():
+            return None
+        with self._book.promising() as promise:
+            found = next_to_go(queue, now, self._decide, self._is_free, promise, self._shares)
+        done = self._clock()
+        self._rests_until_s = done + min(MAX_REST_S, REST * (done - now))
+        return found
+
+    def _decide(self, turn: _Turn) -> Decision:
         left = [worker for worker in turn.workers if self._is_open(worker.name)]
         return self._best(turn.prompt, turn.chains, left or turn.workers)
 

@@ -28,6 +28,7 @@ TICK_S = 0.02
 REST = 4.0
 """After everybody in the queue was judged, so many times the seconds that it took pass before they
 are judged again: with hundreds that wait it takes longer than a short prefill."""
+MAX_REST_S = 0.5  # however long it took: the process may have been stopped meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -176,7 +177,8 @@ class Turns:
             return None
         with self._book.promising() as promise:
             found = next_to_go(queue, now, self._decide, self._is_free, promise, self._shares)
-        self._rests_until_s = now + (1 + REST) * (self._clock() - now)
+        done = self._clock()
+        self._rests_until_s = done + min(MAX_REST_S, REST * (done - now))
         return found
 
     def _decide(self, turn: _Turn) -> Decision:

@@ -13,7 +13,7 @@ from prefixfleet.router.peer_policies import RoundRobin
 from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.turns import Slos, Turns
+from prefixfleet.router.turns import MAX_REST_S, Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import WorkerRecord
@@ -280,7 +280,7 @@ async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goe
             turns.look()
         assert len(judged) == before
 
-        clock.now += 2.0
+        clock.now += MAX_REST_S  # less than four times what it took
         turns.look()
         assert len(judged) > before + 20
         before = len(judged)

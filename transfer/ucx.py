@@ -1,8 +1,9 @@
-"""`UcxLink`: one-sided reads by UCX, over whatever UCX finds: RDMA, CUDA or TCP.
+"""`UcxLink`: one-sided reads by UCX, over whatever UCX finds: RDMA, CUDA or TCP; messages with
+tags where one-sided reads are not possible.
 
 Questions, authentication and heartbeats go over the same TCP channel as those of the TCP link,
-since UCX itself reports a lost link late or never. The peer's worker address and memory key are
-told only to a caller that has proved itself. UCX itself has no authentication: on transports
+since UCX itself reports a lost link late or never. Worker addresses and memory keys are told only
+to who has proved itself. UCX itself has no authentication: on transports
 that emulate one-sided reads (TCP), whoever reaches UCX's own port reaches the process; keep it
 on the cluster's network with ``UCX_NET_DEVICES``.
 """

@@ -126,12 +126,15 @@ class EndpointAttributes(ctypes.Structure):
     ]
 
 
+Status = ctypes.c_int8
+"""``ucs_status_t`` is a packed enumeration: of a result's register only one byte is it."""
+
 PROTOTYPES = {
-    "ucp_mem_map": (c_int, [c_void_p, POINTER(MemMapParams), POINTER(c_void_p)]),
-    "ucp_mem_unmap": (c_int, [c_void_p, c_void_p]),
-    "ucp_rkey_pack": (c_int, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "ucp_mem_map": (Status, [c_void_p, POINTER(MemMapParams), POINTER(c_void_p)]),
+    "ucp_mem_unmap": (Status, [c_void_p, c_void_p]),
+    "ucp_rkey_pack": (Status, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "ucp_rkey_buffer_release": (None, [c_void_p]),
-    "ucp_ep_rkey_unpack": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ucp_ep_rkey_unpack": (Status, [c_void_p, c_char_p, POINTER(c_void_p)]),
     "ucp_rkey_destroy": (None, [c_void_p]),
     "ucp_get_nbx": (
         c_void_p,
@@ -145,20 +148,20 @@ PROTOTYPES = {
         c_void_p,
         [c_void_p, c_void_p, c_size_t, c_uint64, c_uint64, POINTER(RequestParam)],
     ),
-    "ucp_tag_recv_request_test": (c_int, [c_void_p, POINTER(Message)]),
+    "ucp_tag_recv_request_test": (Status, [c_void_p, POINTER(Message)]),
     "ucp_tag_probe_nb": (c_void_p, [c_void_p, c_uint64, c_uint64, c_int, POINTER(Message)]),
-    "ucp_worker_create": (c_int, [c_void_p, POINTER(WorkerParams), POINTER(c_void_p)]),
+    "ucp_worker_create": (Status, [c_void_p, POINTER(WorkerParams), POINTER(c_void_p)]),
     "ucp_worker_destroy": (None, [c_void_p]),
-    "ucp_worker_get_address": (c_int, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "ucp_worker_get_address": (Status, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "ucp_worker_release_address": (None, [c_void_p, c_void_p]),
-    "ucp_worker_get_efd": (c_int, [c_void_p, POINTER(c_int)]),
-    "ucp_worker_arm": (c_int, [c_void_p]),
+    "ucp_worker_get_efd": (Status, [c_void_p, POINTER(c_int)]),
+    "ucp_worker_arm": (Status, [c_void_p]),
     "ucp_worker_progress": (ctypes.c_uint, [c_void_p]),
     "ucp_request_cancel": (None, [c_void_p, c_void_p]),
-    "ucp_request_check_status": (c_int, [c_void_p]),
+    "ucp_request_check_status": (Status, [c_void_p]),
     "ucp_request_free": (None, [c_void_p]),
-    "ucp_ep_create": (c_int, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
+    "ucp_ep_create": (Status, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
     "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(RequestParam)]),
-    "ucp_worker_signal": (c_int, [c_void_p]),
-    "ucp_ep_query": (c_int, [c_void_p, POINTER(EndpointAttributes)]),
+    "ucp_worker_signal": (Status, [c_void_p]),
+    "ucp_ep_query": (Status, [c_void_p, POINTER(EndpointAttributes)]),
 }

@@ -30,6 +30,10 @@ from prefixfleet.transfer.ucx_abi import (
 )
 
 
+ADDRESS_VERSIONS = (0, 1)
+"""Of a worker's address, in the low half of its first byte: of another UCX ends the process."""
+
+
 class Libucp:
     """The functions of the libucp that the binding has loaded. Stateless; one thread at a time,
     except `signal`, which any thread may call."""
@@ -74,6 +78,8 @@ class Libucp:
 
         Raises `PeerLost` where UCX has no way there.
         """
+        if not address or address[0] % 16 not in ADDRESS_VERSIONS:
+            raise PeerLost(f"UCX: {address[:8].hex()}... is the address of no worker")
         handle = c_void_p()
         params = EndpointParams(
             field_mask=FIELD_REMOTE_ADDRESS | FIELD_ERROR_MODE | FIELD_ERROR_HANDLER,

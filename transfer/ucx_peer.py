@@ -110,7 +110,7 @@ async def by_tags(
     channel: Channel, thread: UcxThread, memory: Memory, *, deadline: Deadline, why: str
 ) -> TagPeer:
     """A peer that sends messages, ``why`` it is not read one-sided. Raises the errors of `Peer`."""
-    inbox = await opened(thread, thread.open_inbox)
+    inbox = await opened(thread, lambda: thread.open_inbox(memory.worker))
     try:
         kind, answer = Kind.REACH, Kind.ANSWER
         body = await channel.tell(kind, inbox.address, deadline=deadline, answer=answer)

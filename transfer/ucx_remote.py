@@ -36,6 +36,7 @@ class Remote:
         self._endpoint = ucp.connect(worker, address)
         self._rkey = 0
         self._batches: list[Batch] = []
+        self._sends: list[Batch] = []
         self._closing: int | None = None  # the request that closes the endpoint, 0 when it is over
         self._told: list[Callable[[], None]] = []
 
@@ -58,25 +59,27 @@ class Remote:
     def read(self, pieces: Iterable[tuple[int, int, int]], done: Done) -> None:
         """Begin to read ``pieces``: the peer's address, ours, length. ``done`` hears of the end."""
         get = functools.partial(self._ucp.get, self._endpoint)
-        self._start(
-            (
-                functools.partial(get, ours, length, theirs, self._rkey)
-                for theirs, ours, length in pieces
-            ),
-            done,
+        begins = (
+            functools.partial(get, ours, length, theirs, self._rkey)
+            for theirs, ours, length in pieces
         )
+        self._start(self._batches, begins, done)
 
     def send(self, pieces: Iterable[tuple[int, int]], tag: int, done: Done) -> None:
         """Begin to send ``pieces``, address and length, with this tag and those that follow it."""
         send = functools.partial(self._ucp.send, self._endpoint)
         numbered = zip(itertools.count(tag), pieces, strict=False)
-        self._start((functools.partial(send, *piece, number) for number, piece in numbered), done)
+        begins = (functools.partial(send, *piece, number) for number, piece in numbered)
+        self._start(self._sends, begins, done)
 
     def advance(self) -> None:
         """Collect what is over, start what may start; once closing, forget what is closed."""
         self._batches = [batch for batch in self._batches if not batch.advance()]
+        self._sends = [batch for batch in self._sends if not batch.advance()]
         if self._closing and self._over(self._closing):
             self._closing = 0
+        if self._closing == 0:  # UCX does not end messages that the peer has not answered yet
+            self._abandon_sends()
         if self._closing == 0 and not self._batches and not self.gone:
             if self._rkey:
                 self._ucp.destroy_rkey(self._rkey)
@@ -92,7 +95,7 @@ class Remote:
         self._told.append(told)
         if self._closing is not None:
             return
-        for batch in self._batches:
+        for batch in self._batches + self._sends:
             batch.error = batch.error or PeerLost("the connection was closed on this side")
         try:
             self._closing = self._ucp.close(self._endpoint)
@@ -100,13 +103,18 @@ class Remote:
             log.warning("an endpoint stays open: %s", error)
             self._closing = 0
 
-    def _start(self, begins: Iterable[Begin], done: Done) -> None:
+    def _start(self, batches: list[Batch], begins: Iterable[Begin], done: Done) -> None:
         operations = ((begin, self._ucp.finished) for begin in begins)
         batch = Batch(operations, at_once=OPERATIONS, done=done)
         if self._closing is not None:
             batch.error = PeerLost("the connection was closed on this side")
         if not batch.advance():
-            self._batches.append(batch)
+            batches.append(batch)
+
+    def _abandon_sends(self) -> None:
+        sends, self._sends = self._sends, []
+        for batch in sends:
+            batch.abandon(PeerLost("the connection was closed on this side"))
 
     def _over(self, request: int) -> bool:
         try:

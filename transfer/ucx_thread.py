@@ -131,9 +131,10 @@ class UcxThread:
             raise
         return remote
 
-    def open_inbox(self) -> Inbox:
-        """On the UCX thread: where the messages of one connection come to. Raises `PeerLost`."""
-        inbox = Inbox(self.ucp, self.binding.context, self._events)
+    def open_inbox(self, peer: bytes) -> Inbox:
+        """On the UCX thread: where the messages of one peer's worker come to. Raises `PeerLost`."""
+        context, clock = self.binding.context, time.monotonic
+        inbox = Inbox(self.ucp, context, peer, events=self._events, clock=clock)
         self._remotes.append(inbox)
         return inbox
 

@@ -29,7 +29,6 @@ from prefixfleet.transfer.ucx_abi import (
     unheard,
 )
 
-
 ADDRESS_VERSIONS = (0, 1)
 """Of a worker's address, in the low half of its first byte: of another UCX ends the process."""
 

@@ -387,10 +387,11 @@ async def test_a_fault_while_somebody_waits_leaves_nobody_behind(make_turns, boo
         return choose(*what)
 
     turns = make_turns(policy=policy)
-    with book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
-        with pytest.raises(ZeroDivisionError):
-            await turns.wait(
-                "r", Prompt(tokens=10), CHAINS, [worker("a"), worker("b", 1.0)], clock.now
-            )
+    workers = [worker("a"), worker("b", tokens_per_s=1.0)]
+    with (
+        book.charged("a", tokens=9000, sequences=1, expected_s=9.0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        await turns.wait("r", Prompt(tokens=10), CHAINS, workers, clock.now)
 
     assert len(turns) == 0

@@ -28,8 +28,7 @@ TICK_S = 0.02
 REST = 4.0
 """After everybody in the queue was judged, so many times the seconds that it took pass before they
 are judged again: with hundreds that wait it takes longer than a short prefill."""
-MAX_REST_S = 1.0
-"""However long a round seemed to take: a process may be stopped in the middle of one."""
+MAX_REST_S = 0.5  # however long it took: the process may have been stopped meanwhile
 
 
 @dataclass(slots=True, eq=False)
@@ -180,8 +179,8 @@ class Turns:
         decide, is_free, shares = self._decide, self._is_free, self._shares
         with self._book.promising() as promise:
             found = next_to_go(queue, now, decide, is_free, promise, shares, able.__contains__)
-        judged_s = self._clock()
-        self._rests_until_s = judged_s + min(REST * (judged_s - now), MAX_REST_S)
+        done = self._clock()
+        self._rests_until_s = done + min(MAX_REST_S, REST * (done - now))
         return found or next_by_wish(queue, now, decide, is_free, shares)
 
     def _decide(self, turn: _Turn) -> Decision:

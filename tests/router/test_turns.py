@@ -281,7 +281,7 @@ async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goe
             turns.look()
         assert len(judged) == before
 
-        clock.now += 2.0
+        clock.now += MAX_REST_S  # less than four times what it took
         turns.look()
         assert len(judged) > before + 20
         before = len(judged)
@@ -337,35 +337,6 @@ async def test_many_that_wait_for_one_model_hold_up_nobody_of_another(make_turns
     for request in crowd:
         request.cancel()
     await asyncio.gather(*crowd, return_exceptions=True)
-
-
-async def test_a_process_that_was_stopped_while_it_judged_does_not_rest_for_hours(
-    make_turns, book, clock
-):
-    judged, stops = [], [0.0]
-
-    def stopped(_):
-        judged.append(clock.now)
-        clock.now += stops.pop() if stops else 0.0
-
-    turns = make_turns(decided=stopped)
-    workers = [worker("fast"), worker("free but slow", tokens_per_s=1.0)]
-    with book.charged("fast", tokens=9000, sequences=1, expected_s=9000.0):
-        asked = [ask(turns, str(n), 100_000, workers, clock) for n in range(2)]
-        await asyncio.sleep(0)
-        assert len(turns) == 2
-        stops.append(3600.0)
-        clock.now += MAX_REST_S
-        turns.look()
-        assert not stops
-
-        before = len(judged)
-        clock.now += MAX_REST_S
-        turns.look()
-        assert len(judged) > before
-    for request in asked:
-        request.cancel()
-    await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_a_worker_that_was_drained_before_the_request_was_judged_does_not_get_it(

@@ -42,12 +42,14 @@ class Charge(Struct, eq=False):
     first_byte_s: float | None = None
     prefill_s: float | None = None  # what it took, see `Page.spent_on`
     alone: bool = True  # no other prefill of this router was in flight there while this one was
+    refused: bool = False  # nothing was computed
 
-    def first_byte(self, now: float) -> None:
-        """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
+    def first_byte(self, now: float, *, refused: bool = False) -> None:
+        """The prefill is over, or the worker ``refused`` it; from here the request only decodes.
+        Repeated calls do nothing."""
         if self.first_byte_s is None:
-            self.first_byte_s = now
-            self.prefill_s = self.page.spent_on(self, now)
+            self.first_byte_s, self.refused = now, refused
+            self.prefill_s = None if refused else self.page.spent_on(self, now)
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
 
@@ -92,11 +94,15 @@ class Page:
 
     def end_prefill(self, charge: Charge, now: float) -> None:
         """However it ended: with its first byte, refused, or given up by its client."""
-        self.since_s = now  # the next one begins; else the worker would look free too early
-        if charge.first_byte_s is None or not charge.streamed:
-            self.unclear_s = now
-        self.whole_answers -= not charge.streamed
         self.waiting.discard(charge)
+        if charge.refused:  # it took no time of those that are computed
+            began_s = min((other.started_s for other in self.waiting), default=now)
+            self.since_s = max(self.since_s, began_s)
+        else:
+            self.since_s = now  # the next one begins; else the worker would look free too early
+            if charge.first_byte_s is None or not charge.streamed:
+                self.unclear_s = now
+        self.whole_answers -= not charge.streamed
         self.queued_tokens -= charge.tokens
         # Sums of floats drift: an empty page is exactly zero
         self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0

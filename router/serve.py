@@ -207,18 +207,24 @@ async def _exchange(
     lines = lines_for_worker(router, client, passage.span)
     asking = ask(router.pool, worker.record.url, client.target, lines, body)
     answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
-    try:
-        charge.first_byte(router.clock())
+    stores, status = passage.route.stores, answer.status
+
+    def prefilled() -> None:
+        charge.first_byte(router.clock(), refused=status >= 400)
         router.turns.look()
-        passage.span.first_byte(answer.status)
-        if answer.status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
-            raise WorkerLost("status", f"{answer.url}: status {answer.status}")
-        router.traffic.answered(worker.name, answer.status, unwilling)
-        if answer.status == 200:
+        if status == 200:
             passage.note_first_byte(dispatched, charge)
-        pass_it_on = pass_noting(passage, worker) if passage.route.stores else pass_on
+
+    try:
+        if status < 500 and not (stores and status == 200 and answer.is_event_stream):
+            prefilled()
+        passage.span.first_byte(status)
+        if status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
+            raise WorkerLost("status", f"{answer.url}: status {status}")
+        router.traffic.answered(worker.name, status, unwilling)
+        pass_it_on = pass_noting(passage, worker, prefilled) if stores else pass_on
         held = await pass_it_on(answer, client, passage.headers(dispatched))
     finally:
         answer.release()
     passage.note_pace(dispatched, charge, client.events)
-    return answer.status, held
+    return status, held

@@ -114,7 +114,8 @@ class Turns:
                 tokens would follow each other too slowly on every worker.
         """
         tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
-        decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
+        open_ones = self._open(workers)  # one may have been drained since they were read
+        decision, workers = self._decide_in_pace(prompt, chains, open_ones, tbt_slo_s)
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
@@ -136,8 +137,8 @@ class Turns:
         )
         self._shares.arrives(key.tenant)
         self._queue.append(turn)
-        self.look()
         try:
+            self.look()
             async with asyncio.timeout(self._left_s(arrived_s, limit_s)):
                 return await turn.go
         except TimeoutError:
@@ -173,17 +174,21 @@ class Turns:
         now, queue = self._clock(), self._queue
         if now < self._rests_until_s:
             return next_by_wish(queue, now, self._decide, self._is_free, self._shares)
-        if not self._somebody_is_free():
+        if not (able := self._able()):
             return None
+        decide, is_free, shares = self._decide, self._is_free, self._shares
         with self._book.promising() as promise:
-            found = next_to_go(queue, now, self._decide, self._is_free, promise, self._shares)
+            found = next_to_go(queue, now, decide, is_free, promise, shares, able.__contains__)
         done = self._clock()
         self._rests_until_s = done + min(MAX_REST_S, REST * (done - now))
-        return found
+        return found or next_by_wish(queue, now, decide, is_free, shares)
 
     def _decide(self, turn: _Turn) -> Decision:
-        left = [worker for worker in turn.workers if self._is_open(worker.name)]
-        return self._best(turn.prompt, turn.chains, left or turn.workers)
+        return self._best(turn.prompt, turn.chains, self._open(turn.workers))
+
+    def _open(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those that still get requests; all if none of them does."""
+        return [worker for worker in workers if self._is_open(worker.name)] or workers
 
     def _best(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         began_s = self._clock()
@@ -218,10 +223,14 @@ class Turns:
         sequences = self._book.sequences_at(decision.worker, at_s) + outputs
         return self._token_times.seconds(decision.worker, sequences)
 
-    def _somebody_is_free(self) -> bool:
-        """Else nobody can go: under load that is so at most looks, and a decision takes longer."""
+    def _able(self) -> set[_Turn]:
+        """Those that could go somewhere: under load that is nobody at most looks, and a decision
+        takes longer."""
         names = {worker.name for turn in self._queue for worker in turn.workers}
-        return any(map(self._is_free, names))
+        free = set(filter(self._is_free, names))
+        if len(free) == len(names):
+            return set(self._queue)
+        return {t for t in self._queue if any(w.name in free for w in t.workers)} if free else set()
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)

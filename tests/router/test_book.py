@@ -124,3 +124,42 @@ def test_who_waits_for_a_busy_worker_makes_it_busier_until_all_are_judged(book):
             assert book.free_at_s("idle") == NEVER
         assert book.load("w").busy_s == 2.0
         assert book.free_at_s("w") == 7.0
+
+
+def test_what_a_worker_refuses_takes_no_time_of_the_others(book, clock):
+    """A client can send a hundred of those while one prompt is computed."""
+    long = book.charge("a", tokens=10, sequences=1, expected_s=10.0)
+    clock.advance(1.0)
+    for _ in range(3):
+        with book.charged("a", tokens=10, sequences=1, expected_s=1.0) as refused:
+            clock.advance(1.0)
+            refused.first_byte(clock(), refused=True)
+        assert refused.prefill_s is None
+    assert book.load("a").busy_s == pytest.approx(6.0)
+    assert book.decode_s == 0.0
+    long.first_byte(clock())
+
+    assert long.prefill_s == 4.0
+
+
+def test_whoever_came_behind_a_refused_one_began_when_he_came(book, clock):
+    refused = book.charge("a", tokens=10, sequences=1, expected_s=1.0)
+    clock.advance(2.0)
+    behind = book.charge("a", tokens=10, sequences=1, expected_s=3.0)
+    refused.first_byte(clock(), refused=True)
+
+    assert book.load("a").busy_s == 3.0
+    clock.advance(3.0)
+    behind.first_byte(clock())
+    assert behind.prefill_s == 3.0
+
+
+def test_what_comes_whole_tells_of_no_decode(book, clock):
+    with book.charged("a", tokens=10, sequences=1, expected_s=1.0, streamed=False) as whole:
+        whole.first_byte(clock())
+
+    with book.charged("a", tokens=10, sequences=1, expected_s=1.0) as streamed:
+        streamed.first_byte(clock())
+        clock.advance(4.0)
+
+    assert book.decode_s == 4.0

@@ -72,7 +72,7 @@ def test_a_prefill_that_waited_for_another_took_the_time_from_then_on(book, cloc
 def test_what_a_prefill_took_is_not_known_beside_answers_that_come_whole(book, clock):
     with prefill(book, streamed=False), prefill(book) as beside:
         beside.first_byte(clock())
-    with prefill(book) as before:
+    with prefill(book, expected_s=1.0) as before:
         with prefill(book, streamed=False) as whole:
             clock.advance(1.0)
             whole.first_byte(clock())
@@ -84,12 +84,28 @@ def test_what_a_prefill_took_is_not_known_beside_answers_that_come_whole(book, c
 
 
 def test_what_a_prefill_took_is_not_known_when_another_was_abandoned_meanwhile(book, clock):
-    with prefill(book) as charge:
+    with prefill(book, expected_s=1.0) as charge:
         with prefill(book):
             clock.advance(1.0)
         charge.first_byte(clock())
 
     assert charge.prefill_s is None
+
+
+def test_where_it_is_not_known_it_took_as_much_as_the_estimates_fall_short_of_the_wait(book, clock):
+    """Else a worker that is far slower than it says is filled, and never learned, while some
+    answers come whole and some clients leave."""
+    with (
+        prefill(book, expected_s=1.0, streamed=False),
+        prefill(book, expected_s=2.0),
+        prefill(book, expected_s=1.0) as charge,
+        prefill(book, expected_s=9.0),
+    ):
+        book.hear({"w": Load(queued_tokens=4, queued_requests=1)})
+        clock.advance(80.0)
+        charge.first_byte(clock())
+
+    assert charge.prefill_s == 10.0
 
 
 def test_of_the_time_that_other_routers_prefills_share_a_part_counts(book, clock):

@@ -31,6 +31,7 @@ from prefixfleet.transfer import wire
 from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.messages import Lease, decode_answer, join_hashes
 from prefixfleet.transfer.tcp import TcpLink
+from prefixfleet.transfer.ucx_binding import available
 
 POOL_BYTES = 12 << 20
 SMALL = {"namespace": asdict(NAMESPACE), "payload_bytes": 8_000}  # slots of two pages
@@ -294,11 +295,14 @@ async def read(peer, slot, size):
     return target
 
 
-async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder):
+@pytest.mark.parametrize("link", ["tcp", "shm", "ucx"])
+async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder, link):
+    if link == "ucx" and not available():
+        pytest.skip("no UCX here")
     async with AsyncExitStack() as stack:
         a, b = [
             await stack.enter_async_context(
-                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES))
+                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES, link=link))
             )
             for name in "ab"
         ]

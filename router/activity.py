@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec import Struct
 
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.hot_prefixes import HotPrefixes
-from prefixfleet.router.policy import Decision
 from prefixfleet.store.chain import BlockHash
 
 KEPT_DECISIONS = 500

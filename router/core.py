@@ -19,6 +19,7 @@ import aiohttp
 from prefixfleet.router.activity import Activity
 from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.afterwards import Afterwards
+from prefixfleet.router.arrivals import bring_newcomers
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.departed import Departed
@@ -28,12 +29,14 @@ from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
+from prefixfleet.router.keepers import Keepers, SharedKeepers
 from prefixfleet.router.kept_running import kept_running
 from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.orders import Orders, OrderStore
 from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
+from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Registry, Roster
 from prefixfleet.router.settings import RouterSettings
@@ -68,6 +71,7 @@ class Fleet:
     loads: Board | None = None
     engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
     polls: PollRights | None = None
+    responses: SharedKeepers | None = None
 
 
 class Router:
@@ -114,6 +118,7 @@ class Router:
             clock,
             settings.worker_wait_s,
         )
+        self.keepers = Keepers(fleet.responses, fleet.secret, self.degraded, clock)
         self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(
             self.view,
@@ -125,6 +130,7 @@ class Router:
             pullable=self.p2p_addresses,
             caches=self.engine_caches,
             step_s=self._step_s,
+            policy=POLICIES[settings.policy](),
         )
         self.turns = Turns(
             self.dispatcher,
@@ -134,11 +140,12 @@ class Router:
             self.token_times,
             self.roster.is_ready,
             self.metrics.decision_s.observe,
+            at_once=settings.policy != OURS,
         )
         self._departed = Departed(
             clock,
             (
-                self.dispatcher.forget,
+                self.dispatcher.speeds.forget,
                 self.token_times.forget,
                 self.traffic.forget,
                 self.roster.forget,
@@ -203,10 +210,13 @@ class Router:
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "index": self.feed.run,
             "roster": self.roster.run,
+            "arrivals": lambda: bring_newcomers(self),
             "files": self._reload,
         }
         if self._cache_feed is not None:
             loops["engine caches"] = self._cache_feed.run
+        if self.keepers.shared is not None:
+            loops["responses"] = self.keepers.run
         if interval_s := self.settings.health_interval_s:
             loops["health"] = HealthChecks(self.roster, self.session, interval_s).run
         if self._board is not None:

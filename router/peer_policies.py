@@ -2,18 +2,21 @@
 
 For comparison in the simulator and for operators who want one of them. Each is its published rule
 with its published constants; where the rule has no pull, none is planned. All are pure but
-`RoundRobin`, which counts.
+`RoundRobin`, which counts. They know the queues of workers only, so a request of theirs must not
+wait in the router: there no rule would see it.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 
+from prefixfleet.router.decision import Candidate, Decision, Draw, Policy, Source, usable_blocks
 from prefixfleet.router.estimate import pull_seconds
-from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, Source, usable_blocks
+from prefixfleet.router.pull_or_compute import LOAD_S, may_load_s
 
 BALANCING_THRESHOLD = 1.3
 """Mooncake tuned theirs by hand and did not publish it; between 1 and 5 the mean moved by less
 than 1 % in replay."""
+MAX_REMEMBERED = 10_000
+"""Workers whose last turn is known: names of those that are gone for good must not gather."""
 STICKY_SHARE = 0.8
 STICKY_PENALTY_S = 18.0
 """llm-d's defaults of August 2026 (prefix-cache-affinity-filter)."""
@@ -25,15 +28,22 @@ def random_worker(prompt_tokens: int, candidates: Sequence[Candidate], draw: Dra
 
 
 class RoundRobin:
-    """One after the other. Owned by one router; the order is that of the candidates' names."""
+    """One after the other: whoever was named longest ago, of equals the first by name. So workers
+    of each model take turns among themselves. Owned by one router."""
 
     def __init__(self) -> None:
-        self._turn = itertools.count()
+        self._named: dict[str, int] = {}  # at which turn; the latest is the last
+        self._turn = 0
 
     def __call__(self, prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
         """See `Policy`."""
-        ordered = sorted(candidates, key=lambda c: c.worker)
-        return _plain(prompt_tokens, ordered[next(self._turn) % len(ordered)])
+        chosen = min(candidates, key=lambda c: (self._named.get(c.worker, 0), c.worker))
+        self._turn += 1
+        self._named.pop(chosen.worker, None)
+        self._named[chosen.worker] = self._turn
+        if len(self._named) > MAX_REMEMBERED:
+            del self._named[next(iter(self._named))]
+        return _plain(prompt_tokens, chosen)
 
 
 def least_tokens(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw) -> Decision:
@@ -67,7 +77,7 @@ def dynamo_cost(prompt_tokens: int, candidates: Sequence[Candidate], draw: Draw)
     def cost(candidate: Candidate) -> float:
         prompt_blocks = -(-prompt_tokens // candidate.block_tokens)
         active = candidate.queued_tokens / candidate.block_tokens
-        prefill = max(active + prompt_blocks - candidate.hit_blocks, 0.0)
+        prefill = max(active + prompt_blocks - _found(candidate), 0.0)
         return prefill + prompt_blocks
 
     return _plain(prompt_tokens, _least(candidates, cost, draw))
@@ -78,7 +88,7 @@ def sticky_until_saturated(
 ) -> Decision:
     """llm-d: among workers with most of the prompt, unless they are slower by a fixed penalty."""
     usable = max(1, usable_blocks(prompt_tokens, candidates[0].block_tokens))
-    sticky = [c for c in candidates if c.hit_blocks / usable >= STICKY_SHARE]
+    sticky = [c for c in candidates if _found(c) / usable >= STICKY_SHARE]
     others = [c for c in candidates if c not in sticky]
     if sticky and others:
         best = {id(group): min(c.busy_s for c in group) for group in (sticky, others)}
@@ -101,7 +111,7 @@ PEERS: dict[str, Callable[[], Policy]] = {
 
 def _algorithm_1(prompt_tokens: int, candidate: Candidate) -> Decision:
     usable = usable_blocks(prompt_tokens, candidate.block_tokens)
-    hit = min(candidate.hit_blocks, usable)
+    hit = min(_found(candidate), usable)
     best = max(candidate.sources, key=lambda s: s.blocks, default=None)
     length = min(best.blocks, usable) if best else 0
     if best is None or length <= hit or (hit and length / hit <= BALANCING_THRESHOLD):
@@ -110,14 +120,21 @@ def _algorithm_1(prompt_tokens: int, candidate: Candidate) -> Decision:
 
 
 def _plain(prompt_tokens: int, candidate: Candidate) -> Decision:
-    hit = min(candidate.hit_blocks, usable_blocks(prompt_tokens, candidate.block_tokens))
+    hit = min(_found(candidate), usable_blocks(prompt_tokens, candidate.block_tokens))
     return _priced(prompt_tokens, candidate, hit, None, 0)
+
+
+def _found(candidate: Candidate) -> int:
+    """Leading blocks that the worker has, itself or on its node."""
+    return max(candidate.hit_blocks, candidate.own_blocks)
 
 
 def _priced(
     prompt_tokens: int, candidate: Candidate, hit: int, source: Source | None, pulled: int
 ) -> Decision:
     cached = (hit + pulled) * candidate.block_tokens
+    own = min(hit, candidate.own_blocks)
+    load_s = (hit - own) * candidate.block_s
     return Decision(
         worker=candidate.worker,
         hit_blocks=hit,
@@ -126,7 +143,9 @@ def _priced(
         queue_s=candidate.busy_s,
         pull_s=pull_seconds(pulled * candidate.block_bytes, source.link) if source else 0.0,
         prefill_s=candidate.prefill.seconds(prompt_tokens, cached),
-        load_s=max(0, hit - candidate.own_blocks) * candidate.block_s,
+        own_blocks=own,
+        load_s=load_s,
+        load_within_s=may_load_s(prompt_tokens, candidate, hit, own) if load_s else LOAD_S,
     )
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from msgspec import structs
 
+from prefixfleet.router.decision import Candidate, Decision, Draw, Policy
 from prefixfleet.router.fleet_models import GB, Hardware, ModelShape
 from prefixfleet.router.plan_worth import block_tokens_of
-from prefixfleet.router.policy import Candidate, Decision, Draw, Policy, choose
+from prefixfleet.router.policy import choose
 from prefixfleet.router.simulate import simulate
 from prefixfleet.router.simulated_fleet import Fleet, useful_blocks
 from prefixfleet.router.traces import Arrival

@@ -1,89 +1,24 @@
-"""Which worker, and what it should pull from whom: one cost in seconds. Pure.
+"""Which worker: the one on which the best that can be done takes the least seconds. Pure.
 
-For every worker: the later of (its queue is done) and (its node's blocks are loaded, then the pull
-is done), since both start at once and overlap the queue, then the prefill of what is still missing,
-with the best source and the best number of blocks, none included: min(pull, recompute) needs no
-threshold and never lost in replay against a fixed ratio. Least seconds win; of equals one that has
-most of the prefix in its own cache, else chance decides.
+What that is on one worker says `pull_or_compute`. Of equals one that has most of the prefix in its
+own cache is taken, else chance decides.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from math import inf
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from msgspec import Struct
 
-from prefixfleet.router.estimate import LinkSpeed, PrefillModel, pull_seconds
+from prefixfleet.router.decision import Candidate, Decision, Draw, usable_blocks
+from prefixfleet.router.estimate import PrefillModel
+from prefixfleet.router.pull_or_compute import best_for
 
 FEW = 4
 """Candidates that are sooner looked at than sorted into groups."""
 
-LOAD_S = 0.25
-"""A load may take so long whatever it saves; the daemon answers in a millisecond otherwise."""
-
-Draw = Callable[[int], int]
-"""``draw(n)`` is a random number of 0 to n - 1; injected, so that tests can fix it."""
-
 TIE = 0.01
 """Costs within one per cent are equal: no estimate is better than that."""
-
-
-class Source(Struct, frozen=True, kw_only=True):
-    """A node that holds ``blocks`` leading blocks of the prompt, and the link from there."""
-
-    node: str
-    epoch: int
-    blocks: int
-    link: LinkSpeed
-    wait_s: float = 0.0  # until the source is done with the pulls that were planned before
-    block_s: float = 0.0  # seconds that a block held there takes, by what it has learned
-
-    def seconds(self, blocks: int, block_bytes: int) -> float:
-        """Time until so many of its blocks, at least one, are where they are wanted."""
-        moving_s = pull_seconds(blocks * block_bytes, self.link)
-        return self.wait_s + blocks * self.block_s + moving_s
-
-
-class Candidate(Struct, frozen=True, kw_only=True):
-    """A worker that could take the request, and what is known about it at this moment."""
-
-    worker: str
-    node: str
-    hit_blocks: int  # leading blocks that its node holds or will hold
-    queued_tokens: int  # uncached tokens of requests that wait for their first token
-    queued_requests: int
-    busy_s: float  # until those are done, by their own estimates
-    prefill: PrefillModel
-    block_tokens: int
-    block_bytes: int
-    own_blocks: int = 0  # leading blocks that the engine itself holds: it need not even load them
-    block_s: float = 0.0  # seconds that a block of its node takes to load, by what it has learned
-    sources: Sequence[Source] = ()
-
-
-class Decision(Struct, frozen=True, kw_only=True):
-    """The choice and its terms, in seconds; `hit_blocks` and `pull_blocks` do not overlap."""
-
-    worker: str
-    hit_blocks: int
-    pull_blocks: int
-    source: Source | None
-    queue_s: float
-    pull_s: float
-    prefill_s: float
-    own_blocks: int = 0  # of the hit, without a load
-    load_s: float = 0.0  # of the rest of the hit
-    load_within_s: float = inf  # the node shall not load longer, without a pull
-
-    @property
-    def total_s(self) -> float:
-        """Estimated time to first token."""
-        return max(self.queue_s, self.load_s + self.pull_s) + self.prefill_s
-
-
-Policy = Callable[[int, Sequence[Candidate], Draw], Decision]
-"""A way to choose: prompt tokens, candidates (at least one), random draw."""
 
 
 class Rank(Struct, frozen=True, kw_only=True):
@@ -197,93 +132,3 @@ def least_seconds(
     cached = min(reach, usable_blocks(prompt_tokens, block_tokens)) * block_tokens
     # sums of floats are not exact
     return (busy_s + prefill.seconds(prompt_tokens, cached)) * (1 - 1e-9) - 1e-9
-
-
-def usable_blocks(prompt_tokens: int, block_tokens: int) -> int:
-    """Blocks that can be reused: the engine computes at least the last token itself."""
-    return max(0, prompt_tokens - 1) // block_tokens
-
-
-def best_for(prompt_tokens: int, candidate: Candidate) -> Decision:
-    """The best that can be done with the request on one worker."""
-    usable = usable_blocks(prompt_tokens, candidate.block_tokens)
-    hit, own = min(candidate.hit_blocks, usable), min(candidate.own_blocks, usable)
-    load_s = max(0, hit - own) * candidate.block_s
-    source, pulled, within_s = None, 0, inf
-    if candidate.sources:
-        source, pulled = _best_pull(prompt_tokens, candidate, hit, own, usable, load_s)
-    if source is None:
-        hit = max(hit, own)
-        hit, load_s, within_s = _worth_loading(prompt_tokens, candidate, hit, own, load_s)
-    return Decision(
-        worker=candidate.worker,
-        hit_blocks=hit,
-        pull_blocks=pulled,
-        source=source,
-        queue_s=candidate.busy_s,
-        pull_s=source.seconds(pulled, candidate.block_bytes) if source else 0.0,
-        prefill_s=candidate.prefill.seconds(prompt_tokens, (hit + pulled) * candidate.block_tokens),
-        own_blocks=own,
-        load_s=load_s,
-        load_within_s=within_s,
-    )
-
-
-def _worth_loading(
-    prompt_tokens: int, candidate: Candidate, hit: int, own: int, load_s: float
-) -> tuple[int, float, float]:
-    """Leading blocks that are there when the load ends, the seconds it takes, and may take.
-
-    As long as computing the blocks would take, since a prompt's blocks may all lie on the disk
-    of a node whose hits are fast on the whole. Where that would be sooner than the load itself,
-    the node takes what comes within `LOAD_S`: in its memory it may have them all.
-    """
-    if not load_s:
-        return hit, load_s, LOAD_S
-    tokens, prefill = candidate.block_tokens, candidate.prefill
-    saved_s = prefill.seconds(prompt_tokens, own * tokens) - prefill.seconds(
-        prompt_tokens, hit * tokens
-    )
-    if load_s <= max(saved_s, LOAD_S):
-        return hit, load_s, max(saved_s, LOAD_S)
-    return own + int(LOAD_S / candidate.block_s), LOAD_S, LOAD_S
-
-
-def _best_pull(
-    prompt_tokens: int, candidate: Candidate, hit: int, own: int, usable: int, load_s: float
-) -> tuple[Source | None, int]:
-    """From whom to pull and how many of the ``usable`` blocks behind ``hit``, which take
-    ``load_s``; nobody and 0 if computing them is as fast."""
-
-    def total_s(source: Source | None, count: int) -> float:
-        pull_s = source.seconds(count, candidate.block_bytes) if source else 0.0
-        # a pull starts where the node's blocks end, also where the engine has more itself
-        cached = max(hit + count, own) * candidate.block_tokens
-        ready_s = max(candidate.busy_s, load_s + pull_s)
-        return ready_s + candidate.prefill.seconds(prompt_tokens, cached)
-
-    best: tuple[Source | None, int] = (None, 0)
-    least_s = total_s(*best)
-    for source in candidate.sources:
-        most = min(source.blocks, usable) - hit
-        if most <= 0 or source.node == candidate.node:
-            continue
-        spare_s = candidate.busy_s - load_s - source.wait_s
-        for count in _worth_trying(most, spare_s, candidate.block_bytes, source):
-            if (seconds := total_s(source, count)) < least_s:
-                least_s, best = seconds, (source, count)
-    return best
-
-
-def _worth_trying(most: int, spare_s: float, block_bytes: int, source: Source) -> Iterator[int]:
-    """Numbers of blocks among which the best is found.
-
-    Seconds of a pull grow linearly with the blocks, those of the prefill shrink ever faster: the
-    sum is concave on both sides of the point where the pull outlasts the queue, so its least value
-    is at an end of one of the two ranges.
-    """
-    yield most
-    block_s = source.block_s + max(1, block_bytes) / max(source.link.bytes_per_s, 1.0)
-    free = int((spare_s - source.link.setup_s) / block_s)
-    if 0 < free < most:
-        yield free

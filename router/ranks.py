@@ -11,10 +11,12 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from prefixfleet.router.book import Load
 from prefixfleet.router.candidates import Findings, candidate, over_links
+from prefixfleet.router.charge import Load
+from prefixfleet.router.decision import Candidate, Decision, Source
 from prefixfleet.router.lineup import Group, Lineup, Links
-from prefixfleet.router.policy import Candidate, Decision, Rank, Source, best_for, least_seconds
+from prefixfleet.router.policy import Rank, least_seconds
+from prefixfleet.router.pull_or_compute import best_for
 from prefixfleet.router.worker import Worker
 
 BY_BOUND = attrgetter("bound_s")

@@ -115,12 +115,12 @@ class Roster:
         if ready:
             return ready
         models = {seat.record.model for seat in self._seats.values()}
-        if self._is_whole() and models and model not in models | set(self._served.values()):
+        if self.is_whole() and models and model not in models | set(self._served.values()):
             raise UnknownModel(
                 f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
                 param="model",
             )
-        if self._is_whole() and self._all_drained(model):
+        if self.is_whole() and self._all_drained(model):
             raise AllDrained(
                 f"every worker of the model {model!r:.200} is drained; `prefixfleet resume` gives "
                 "them back",
@@ -137,7 +137,8 @@ class Roster:
         drained = all(seat.record.state == "draining" for seat in seats.values())
         return bool(seats) and drained and served <= seats.keys()
 
-    def _is_whole(self) -> bool:
+    def is_whole(self) -> bool:
+        """Whether no worker is missing in the list that may be announcing itself still."""
         return not self._registered or self._clock() >= self._whole_s
 
     def next_arrival(self) -> asyncio.Event:
@@ -148,6 +149,11 @@ class Roster:
         """Whether worker ``name`` may get a request now."""
         seat = self._seats.get(name)
         return seat is not None and seat.state == "ready"
+
+    def seated(self, name: str) -> tuple[str, Worker | None]:
+        """State of worker ``name``, empty if nobody lists it, and itself if it was examined."""
+        seat = self._seats.get(name)
+        return (seat.state, seat.worker) if seat else ("", None)
 
     def names(self) -> frozenset[str]:
         """Of every known worker."""

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from prefixfleet.router.policy_choice import OURS, PolicyName
 from prefixfleet.store.settings import Section
 
 
@@ -15,6 +16,7 @@ class RouterSettings(Section):
 
     host: str = "127.0.0.1"  # open to others only when asked
     port: int = Field(default=8000, ge=0, le=65_535)  # 0: any free one, printed at the start
+    policy: PolicyName = OURS  # others send at once: no priorities, no fairness between tenants
     max_body_bytes: int = Field(default=32 << 20, ge=1_024)  # 1 M tokens as ids, with room
     max_in_flight: int = Field(default=4_096, ge=1)  # 4 times what one process was measured with
     ttft_slo_s: float = Field(default=0.0, ge=0)  # 0: nothing is refused for being late

@@ -28,9 +28,9 @@ from prefixfleet.router.arguments import (
 from prefixfleet.router.calibration import Learned, calibration
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
 from prefixfleet.router.last_words import ended, tell
-from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.percentiles import spread
 from prefixfleet.router.policy import choose
+from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.simulated_fleet import Fleet, Served, useful_blocks
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
@@ -41,8 +41,6 @@ from prefixfleet.store.orders import new_order
 from prefixfleet.store.replication import Mode
 
 MEMORY_TOKENS = 3_000_000
-OURS = "ours"
-POLICIES = {OURS: lambda: choose, **PEERS}
 
 
 def summarise(served: Sequence[Served], *, ttft_slo_s: float) -> dict[str, Any]:

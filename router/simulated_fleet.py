@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 
+from prefixfleet.router.decision import Policy
 from prefixfleet.router.fleet_models import Hardware, ModelShape
-from prefixfleet.router.policy import Policy
 from prefixfleet.router.simulated_disk import SimulatedDisk
 from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.traces import Arrival, SharedBlocks

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 
 from prefixfleet.router.book import Book
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.fleet_models import calibrated, prefill_seconds
-from prefixfleet.router.policy import Decision
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_of
 from prefixfleet.router.simulated_moves import Moves

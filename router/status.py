@@ -15,6 +15,7 @@ def status_of(router: Router) -> dict[str, Any]:
     now = router.clock()
     return {
         "uptime_s": round(now - router.started_s, 3),
+        "policy": router.settings.policy,
         "requests_in_flight": router.in_flight,
         "nodes": _nodes(router),
         "workers": _workers(router),
@@ -25,6 +26,7 @@ def status_of(router: Router) -> dict[str, Any]:
             "lag_s": round(router.feed.lag_s, 3),
             "unpublished_blocks": router.feed.unpublished_blocks,
         },
+        "stored_responses": {"known": len(router.keepers), "untold": router.keepers.untold},
         "waiting": structs.asdict(router.turns.load()) | {"without_worker": router.without_worker},
         "hit_rate": {"count": len(router.hit_ratios)} | reach(router.hit_ratios),
         "degraded": [
@@ -67,7 +69,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "block_tokens": standing.record.namespace.get("block_tokens"),
             "block_bytes": standing.record.block_bytes,
             "load": structs.asdict(router.book.load(standing.record.worker)),
-            "prefill": _learned(router.dispatcher.speed_of(standing.record)),
+            "prefill": _learned(router.dispatcher.speeds.of(standing.record)),
         }
         | ({"events": events[standing.record.worker]} if standing.record.worker in events else {})
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)

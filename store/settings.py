@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic_core import ErrorDetails
 
 from prefixfleet.store.errors import ConfigError
 
@@ -51,14 +52,14 @@ class Section(BaseModel):
     @classmethod
     def _explain(cls, error: ValidationError, prefix: str) -> list[str]:
         lines = []
-        for problem in error.errors(include_input=False, include_url=False):
+        for problem in error.errors(include_url=False):
             name = ".".join(map(str, problem["loc"]))
             if problem["type"] == "extra_forbidden":
                 close = difflib.get_close_matches(name, list(cls.model_fields), 1)
                 hint = f"; did you mean {prefix}{close[0].upper()}?" if close else ""
                 lines.append(f"environment: unknown setting {prefix}{name.upper()}{hint}")
             else:
-                lines.append(f"environment: {prefix}{name.upper()}: {problem['msg']}")
+                lines.append(f"environment: {prefix}{name.upper()}: {_what(problem)}")
         return lines
 
 
@@ -91,6 +92,12 @@ class FleetSettings(Section):
                 f"expected at least {MIN_SECRET_BYTES}"
             )
         return secret
+
+
+def _what(problem: ErrorDetails) -> str:
+    if problem["type"] == "literal_error":  # one of a few names is no secret
+        return f"got {problem['input']!r:.80}, expected {problem['ctx']['expected']}"
+    return problem["msg"]
 
 
 def _of_a_section(name: str) -> bool:

@@ -38,7 +38,7 @@ from workloads import WORKLOADS
 
 from prefixfleet.router.arguments import MAX_REQUESTS, count
 from prefixfleet.router.last_words import check_targets
-from prefixfleet.router.simulate import OURS
+from prefixfleet.router.policy_choice import OURS
 from prefixfleet.store.errors import ConfigError
 
 RATE, BANDWIDTH = 1.5, 12.5

@@ -19,7 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "support"))
 from traces import CONVERSATION
 
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
-from prefixfleet.router.simulate import POLICIES, simulate
+from prefixfleet.router.policy_choice import POLICIES
+from prefixfleet.router.simulate import simulate
 from prefixfleet.router.simulated_fleet import Fleet
 from prefixfleet.router.traces import read_trace
 from prefixfleet.store.orders import new_order

@@ -199,8 +199,8 @@ def test_prefixes_cool_alike_however_long_a_router_runs():
 
 @pytest.fixture
 def decided():
+    from prefixfleet.router.decision import Decision
     from prefixfleet.router.dispatch import Dispatched
-    from prefixfleet.router.policy import Decision
     from prefixfleet.router.worker import Worker
     from prefixfleet.store.records import WorkerRecord
 

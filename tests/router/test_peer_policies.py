@@ -2,11 +2,13 @@
 
 import random
 
+import msgspec
 import pytest
 
+from prefixfleet.router.decision import Candidate, Source
 from prefixfleet.router.estimate import LinkSpeed, first_guess
 from prefixfleet.router.peer_policies import PEERS, STICKY_PENALTY_S, RoundRobin
-from prefixfleet.router.policy import Candidate, Source, choose
+from prefixfleet.router.policy import choose
 
 FAST, SLOW = LinkSpeed(1e12, 0.0), LinkSpeed(1e3, 0.0)
 TOKENS_PER_S = 1000.0
@@ -94,3 +96,44 @@ def test_every_policy_takes_one_of_the_candidates_for_any_prompt(name):
         decision = decide(name, candidates, tokens)
         assert decision.worker in ("a", "b")
         assert (decision.hit_blocks + decision.pull_blocks) * 10 < max(1, tokens)
+
+
+def test_round_robin_takes_turns_among_the_workers_of_each_model():
+    """One count for all would send every other request, of one model, to the same worker."""
+    policy, one, other = RoundRobin(), "ab", "cd"
+
+    taken = [
+        policy(101, [candidate(name) for name in names], lambda n: 0).worker
+        for names in (one, other) * 2
+    ]
+
+    assert taken == ["a", "c", "b", "d"]
+
+
+def test_round_robin_forgets_workers_of_long_ago(monkeypatch):
+    monkeypatch.setattr("prefixfleet.router.peer_policies.MAX_REMEMBERED", 2)
+    policy = RoundRobin()
+
+    taken = [policy(101, [candidate(name)], lambda n: 0).worker for name in "abc"]
+
+    assert taken == ["a", "b", "c"]
+    assert list(policy._named) == ["b", "c"]
+
+
+@pytest.mark.parametrize("name", sorted(PEERS))
+def test_what_only_the_engine_has_counts_as_found(name):
+    engine = msgspec.structs.replace(candidate("a"), own_blocks=10)
+
+    decision = decide(name, [engine])
+
+    assert (decision.hit_blocks, decision.own_blocks, decision.load_s) == (10, 10, 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(PEERS))
+def test_a_load_may_not_take_longer_than_computing(name):
+    """Their rules say nothing of disks: the node gets the time that it gets by ours."""
+    holder = msgspec.structs.replace(candidate("a", hit=10), block_s=60.0)
+
+    assert decide(name, [holder]).load_within_s == pytest.approx(0.25)
+    long = msgspec.structs.replace(candidate("a", hit=1_000), block_s=60.0)
+    assert decide(name, [long], tokens=10_001).load_within_s == pytest.approx(10.0)

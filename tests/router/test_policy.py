@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from prefixfleet.router.decision import Candidate, Source
 from prefixfleet.router.estimate import LinkSpeed, PrefillModel, first_guess, pull_seconds
-from prefixfleet.router.policy import LOAD_S, Candidate, Source, best_for, choose
+from prefixfleet.router.policy import choose
+from prefixfleet.router.pull_or_compute import LOAD_S, best_for
 
 BLOCK_TOKENS = 16
 FAST = LinkSpeed(bytes_per_s=1e9, setup_s=0.001)

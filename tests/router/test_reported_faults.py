@@ -4,8 +4,9 @@ import gc
 
 from eventually import until
 
+from prefixfleet.router.decision import Candidate
 from prefixfleet.router.estimate import first_guess
-from prefixfleet.router.policy import Candidate, choose
+from prefixfleet.router.policy import choose
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
 

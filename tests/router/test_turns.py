@@ -9,10 +9,13 @@ from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import Key
+from prefixfleet.router.peer_policies import RoundRobin
+from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.turns import Slos, Turns
+from prefixfleet.router.turns import MAX_REST_S, Slos, Turns
 from prefixfleet.router.view import View
+from prefixfleet.router.waiting import MAX_CONSIDERED
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import WorkerRecord
 
@@ -38,10 +41,10 @@ class Clock:
         return self.now
 
 
-def worker(name):
+def worker(name, tokens_per_s=TOKENS_PER_S):
     record = WorkerRecord(
         worker=name, node=f"node-{name}", url="http://x", model="m", model_path="", namespace={},
-        block_bytes=1, max_model_tokens=1, prefill_tokens_per_s=TOKENS_PER_S,
+        block_bytes=1, max_model_tokens=1, prefill_tokens_per_s=tokens_per_s,
     )  # fmt: skip
     return Worker(record, None, NAMESPACE, 16)
 
@@ -58,8 +61,8 @@ def book(clock):
 
 @pytest.fixture
 def make_turns(clock, book):
-    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, **options):
-        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0)
+    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, policy=choose, **options):
+        dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0, policy)
         slos = Slos(slo_s, tbt_slo_s)
         return Turns(dispatcher, book, slos, clock, token_times or TokenTimes(), **options)
 
@@ -69,6 +72,11 @@ def make_turns(clock, book):
 def ask(turns, request, tokens, workers, clock):
     prompt = Prompt(tokens=tokens)
     return asyncio.ensure_future(turns.wait(request, prompt, CHAINS, workers, clock.now))
+
+
+def charge(book, dispatched, tokens):
+    expected_s = dispatched.decision.prefill_s
+    book.charge(dispatched.worker.name, tokens=tokens, sequences=1, expected_s=expected_s)
 
 
 async def test_a_free_worker_takes_a_request_at_once(make_turns, clock):
@@ -248,3 +256,113 @@ async def test_requests_spread_over_the_workers_that_are_free(make_turns, book, 
     await asyncio.gather(*tasks)
 
     assert sorted(taken) == ["a", "b"]
+
+
+async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goes_meanwhile(
+    make_turns, book, clock
+):
+    """With hundreds that wait nothing else would be done."""
+    judged = []
+
+    def takes_a_while(_):
+        judged.append(clock.now)
+        clock.now += 0.01
+
+    turns = make_turns(decided=takes_a_while)
+    workers = [worker("fast"), worker("free but slow", tokens_per_s=1.0)]
+    with book.charged("fast", tokens=9000, sequences=1, expected_s=9.0):
+        asked = [ask(turns, str(n), 1000 + n, workers, clock) for n in range(20)]
+        await asyncio.sleep(0)
+        assert len(turns) == 20
+        clock.now += 1.0
+        turns.look()
+        before = len(judged)
+        for _ in range(50):
+            turns.look()
+        assert len(judged) == before
+
+        clock.now += MAX_REST_S  # less than four times what it took
+        turns.look()
+        assert len(judged) > before + 20
+        before = len(judged)
+    turns.look()
+    assert len(judged) == before + 1
+    assert (await asked[0]).worker.name == "fast"
+    for request in asked[1:]:
+        request.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
+
+
+async def test_with_another_policy_a_request_goes_at_once_and_is_decided_once(
+    make_turns, book, clock
+):
+    """Round robin names a busy worker with idle ones beside it: bound there it is that worker's,
+    while a request that waits here would be judged again and again and block those behind it."""
+    decisions = []
+    turns = make_turns(policy=RoundRobin(), at_once=True, decided=decisions.append)
+    workers = [worker("a"), worker("b")]
+
+    taken = []
+    for number in range(6):
+        dispatched = await ask(turns, f"r{number}", 5_000, workers, clock)
+        taken.append(dispatched.worker.name)
+        charge(book, dispatched, 5_000)
+
+    assert taken == ["a", "b"] * 3
+    assert len(decisions) == 6
+    assert len(turns) == 0
+
+
+async def test_with_another_policy_what_would_be_late_is_refused_too(make_turns, book, clock):
+    turns = make_turns(slo_s=8.0, policy=RoundRobin(), at_once=True)
+    charge(book, await ask(turns, "r0", 5_000, [worker("a")], clock), 5_000)
+
+    with pytest.raises(TooBusy, match="after 10"):
+        await ask(turns, "r1", 5_000, [worker("a")], clock)
+
+
+async def test_many_that_wait_for_one_model_hold_up_nobody_of_another(make_turns, book, clock):
+    turns = make_turns()
+    busy, idle = [worker("a")], [worker("b")]
+    with book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+        crowd = [ask(turns, str(n), 1000, busy, clock) for n in range(2 * MAX_CONSIDERED)]
+        await asyncio.sleep(0)
+        assert len(turns) == len(crowd)
+
+        other = ask(turns, "other", 5000, idle, clock)
+        await asyncio.sleep(0)
+
+        assert len(turns) == len(crowd)
+        assert (await other).worker.name == "b"
+    for request in crowd:
+        request.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
+async def test_a_worker_that_was_drained_before_the_request_was_judged_does_not_get_it(
+    make_turns, clock
+):
+    """One that is sent again, to those that are left, was given their names a while ago."""
+    turns = make_turns(is_open=lambda name: name != "fast")
+
+    workers = [worker("fast"), worker("slow", tokens_per_s=10.0)]
+    bound = await turns.wait("r", Prompt(tokens=1000), CHAINS, workers, clock.now)
+
+    assert bound.worker.name == "slow"
+
+
+async def test_a_fault_while_somebody_waits_leaves_nobody_behind(make_turns, book, clock):
+    def policy(*what):
+        if turns._queue:
+            raise ZeroDivisionError
+        return choose(*what)
+
+    turns = make_turns(policy=policy)
+    workers = [worker("a"), worker("b", tokens_per_s=1.0)]
+    with (
+        book.charged("a", tokens=9000, sequences=1, expected_s=9.0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        await turns.wait("r", Prompt(tokens=10), CHAINS, workers, clock.now)
+
+    assert len(turns) == 0

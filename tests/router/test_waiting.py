@@ -3,12 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prefixfleet.router.policy import Decision
+from prefixfleet.router.decision import Decision
 from prefixfleet.router.waiting import (
     MAX_CONSIDERED,
     Waiting,
     expected_wait,
     most_urgent,
+    next_by_wish,
     next_to_go,
     response_ratio,
 )
@@ -116,6 +117,30 @@ def test_the_work_of_one_turn_is_bounded():
     assert len(asked) == 2 * MAX_CONSIDERED - 1  # the first in the queue has nobody before it
 
 
+def test_only_those_whose_last_wish_is_free_are_judged_again():
+    asked = []
+    queue = [waiting(0.0, 1.0) for _ in range(6)]
+    for number, request in enumerate(queue):
+        request.wish = ("busy", "idle")[number % 2]
+
+    def decide(request):
+        asked.append(request)
+        return decision("busy" if len(asked) == 1 else "idle")
+
+    went = next_by_wish(queue, 1.0, decide, lambda name: name == "idle")
+
+    assert went == (queue[3], decision("idle"))
+    assert asked == [queue[1], queue[3]]
+    assert [request.wish for request in queue[:4]] == ["busy", "busy", "busy", "idle"]
+
+
+def test_nobody_goes_by_a_wish_that_is_busy():
+    queue = [waiting(0.0, 1.0)]
+    queue[0].wish = "busy"
+
+    assert next_by_wish(queue, 1.0, lambda w: decision("idle"), lambda n: n == "idle") is None
+
+
 def test_who_waits_alone_for_a_worker_is_judged_once():
     asked = []
     queue = [waiting(0.0, 1.0 + number) for number in range(5)]
@@ -139,3 +164,29 @@ def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_wor
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e3))
 def test_the_response_ratio_is_never_below_one(arrived, later, prefill):
     assert response_ratio(waiting(arrived, prefill), arrived + later) >= 1.0
+
+
+def test_who_cannot_go_keeps_nobody_from_being_judged_but_counts_at_the_worker_he_waits_for():
+    crowd = [waiting(0.0, 1.0) for _ in range(2 * MAX_CONSIDERED)]
+    for request in crowd:
+        request.wish = "busy"
+    able = waiting(0.5, 10.0)
+    asked, promised = [], []
+
+    def decide(request):
+        asked.append(request)
+        busy = decision("busy", 1.0, queue_s=float(len(promised)))
+        return min(busy, decision("idle", 3.0), key=lambda d: d.total_s)
+
+    went = next_to_go(
+        [*crowd, able],
+        1.0,
+        decide,
+        lambda name: name == "idle",
+        lambda *what: promised.append(what),
+        able=lambda request: request is able,
+    )
+
+    assert went == (able, decision("idle", 3.0))
+    assert set(map(id, asked)) == {id(able)}
+    assert promised == [("busy", 1.0)] * len(crowd)

@@ -35,7 +35,7 @@ PAUSE_S = 0.1
 BATCH_BLOCKS = 256
 """Blocks that leave a slab together."""
 WEIGHED = 4
-"""Slabs of a giver of which it is found out what would leave with them."""
+"""Slabs of each kind of which it is found out what would leave with them."""
 
 
 class SlabMover:
@@ -126,7 +126,7 @@ class SlabMover:
     async def _carry_out(self, move: Move[bytes]) -> bool:
         """Whether the slab was moved; if not, all is as it was, but for what was evicted."""
         giver, taker = self._pools[move.giver], self._pools[move.taker]
-        slab = self._cheapest(giver)
+        slab = await self._cheapest(giver)
         giver.host.pool.shrink(self._slots(slab, giver))
         emptied = False
         try:
@@ -144,16 +144,20 @@ class SlabMover:
         log.log(level, "slab %d %s from %s to %s", slab, what, giver.name, taker.name)
         return emptied
 
-    def _cheapest(self, giver: OpenPool) -> int:
-        """The slab that is used least; of some of these the one with which fewest blocks go."""
-        pool, own = giver.host.pool, self._own[giver.digest]
-        places = {slab: self._slots(slab, giver) for slab in own}
-        use = {slab: (pool.held(slots), pool.in_use(slots)) for slab, slots in places.items()}
+    async def _cheapest(self, giver: OpenPool) -> int:
+        """Of the slabs that are used least, and those whose blocks lie deepest, the one with which
+        fewest blocks go."""
+        pool = giver.host.pool
+        places = {slab: self._slots(slab, giver) for slab in sorted(self._own[giver.digest])}
+        held = {slab: pool.held(slots) for slab, slots in places.items()}
+        by_use = sorted(places, key=lambda slab: (held[slab], pool.in_use(places[slab])))
+        by_depth = sorted(places, key=lambda slab: (held[slab], -pool.depth_in(places[slab])))
         best: tuple[int, int, int] | None = None
-        for slab in sorted(own, key=lambda slab: (use[slab], slab))[:WEIGHED]:
+        for slab in dict.fromkeys((*by_depth[:WEIGHED], *by_use[:WEIGHED])):
             leaving = pool.standing_on(places[slab], most=best[1] if best else None)
-            weighed = use[slab][0], len(leaving), slab
+            weighed = held[slab], len(leaving), slab
             best = min(best, weighed) if best else weighed
+            await asyncio.sleep(0)  # of a million slots each takes a while
         assert best is not None, "who gives a slab has one"
         return best[2]
 

@@ -22,6 +22,9 @@ from prefixfleet.store.slot_table import (
 )
 from prefixfleet.store.slot_tree import ORPHAN, ROOT
 
+DEPTH_SAMPLE = 64
+"""Blocks by which a pool judges how deep in their chains neighbouring ones are."""
+
 
 class SlotPool(EvictableBlocks):
     """The books of one pool of ``num_slots`` slots.
@@ -142,6 +145,13 @@ class SlotPool(EvictableBlocks):
         """Those of ``slots`` that are here and not free."""
         states = self._table.states(slots)
         return len(slots) - states.count(FREE) - states.count(ABSENT)
+
+    def depth_in(self, slots: range) -> float:
+        """Average place in their chains of the blocks in ``slots``, of a sample: the deeper they
+        are, the fewer follow them. 0 where there is none."""
+        step = max(1, len(slots) // DEPTH_SAMPLE)
+        depths = [self.position(slot) for slot in slots[::step] if self._table.is_resident(slot)]
+        return sum(depths) / len(depths) if depths else 0.0
 
     def standing_on(self, slots: Iterable[int], *, most: int | None = None) -> list[BlockHash]:
         """The resident blocks in ``slots`` and all that follow them, leaves first: those whom

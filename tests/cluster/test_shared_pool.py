@@ -22,7 +22,7 @@ from prefixfleet.cluster import slab_mover
 from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.cluster.sharing import MAX_KINDS
-from prefixfleet.store import slab_shares
+from prefixfleet.store import slab_shares, watermark
 from prefixfleet.store.errors import PeerLost, PeerRefused
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.prefetch import prefetch_key
@@ -32,6 +32,7 @@ from prefixfleet.transfer import wire
 from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.messages import Lease, decode_answer, join_hashes
 from prefixfleet.transfer.tcp import TcpLink
+from prefixfleet.transfer.ucx_binding import available
 
 
 @pytest.fixture
@@ -134,6 +135,23 @@ async def test_what_left_with_a_slab_left_the_index_first(node, index):
 
         await until(in_step)
         assert node.snapshot()["cache"]["evicted_blocks"] > 0
+
+
+async def test_with_a_slab_go_few_blocks_besides_its_own(node, monkeypatch):
+    """Chains that grew side by side: the slab with their first blocks would take all along."""
+    monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # nothing else evicts
+    socket = node.settings.socket_path
+    async with PlainEngine.connected(socket, engine="small", **SMALL) as small:
+        chains = [fresh_chain(30) for _ in range(48)]
+        for length in range(1, 31):
+            for chain in chains:
+                await small.put(chain[:length])
+        assert node.snapshot()["cache"]["evicted_blocks"] == 0
+        slots = 4 * (POOL_BYTES // 32 // 8_192)
+        async with both_at(node):
+            assert node.snapshot()["cache"]["evicted_blocks"] <= slots
+            here = [await found(small, chain) for chain in chains]
+            assert sum(here) >= 48 * 30 - slots
 
 
 async def test_a_model_without_an_engine_keeps_its_blocks_until_others_need_the_memory(node):
@@ -239,11 +257,14 @@ async def read(peer, slot, size):
     return target
 
 
-async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder):
+@pytest.mark.parametrize("link", ["tcp", "shm", "ucx"])
+async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder, link):
+    if link == "ucx" and not available():
+        pytest.skip("no UCX here")
     async with AsyncExitStack() as stack:
         a, b = [
             await stack.enter_async_context(
-                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES))
+                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES, link=link))
             )
             for name in "ab"
         ]

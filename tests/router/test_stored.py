@@ -7,6 +7,7 @@ import json
 from contextlib import ExitStack
 from urllib.parse import quote
 
+import openai
 import pytest
 from aiohttp import web
 from eventually import until
@@ -528,6 +529,25 @@ async def test_no_path_is_a_fault_of_ours(rig, method, target):
     assert status in (204, 400, 404, 405)
     if method != b"HEAD" and status != 204:
         assert error(body)["type"] == "invalid_request_error"
+
+
+async def test_the_official_client_reads_resumes_and_cancels(rig):
+    other = await replica(rig, await fleet(rig))
+    bases = [f"http://127.0.0.1:{r.runner.addresses[0][1]}/v1" for r in (rig, other)]
+    one, two = (openai.AsyncOpenAI(base_url=b, api_key="any", max_retries=0) for b in bases)
+    async with one, two:
+        made = await one.responses.create(model="tiny", input="hello")
+        more = await two.responses.create(model="tiny", input="x", previous_response_id=made.id)
+        assert (await two.responses.retrieve(more.id)).id == more.id
+        assert (await two.responses.cancel(made.id)).status == "cancelled"
+        async with await two.responses.retrieve(made.id, stream=True, starting_after=0) as events:
+            kinds = [event.type async for event in events]
+        assert kinds == ["response.created", "response.in_progress", "response.completed"]
+        with pytest.raises(openai.NotFoundError) as refused:
+            await one.responses.create(model="tiny", input="x", previous_response_id="resp_zz")
+        assert refused.value.code == "previous_response_not_found"
+        with pytest.raises(openai.NotFoundError, match="resp_zz"):
+            await two.responses.retrieve("resp_zz")
 
 
 async def test_keys_and_limits_are_those_of_every_path(rig, keys_file):

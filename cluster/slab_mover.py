@@ -134,6 +134,8 @@ class SlabMover:
         finally:
             if emptied:
                 self._own[giver.digest].remove(slab)
+            else:
+                giver.cache.retention.resume()
             owner = taker if emptied else giver
             own = self._own[owner.digest]
             own.add(slab)

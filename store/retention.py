@@ -94,6 +94,11 @@ class Retention:
                 kept.pin = None
                 self.displaced_blocks += 1
 
+    def resume(self) -> None:
+        """Keep again what gave way and is still here."""
+        for block in self._kept:
+            self.arrived(block)
+
     def expire(self) -> None:
         """End what is over. Call it now and then; nothing is kept longer than until then."""
         now = self._clock()

@@ -122,6 +122,25 @@ async def test_wishes_to_keep_do_not_leave_another_model_without_memory(node, mo
             await until(lambda: pool.cache.room()["kept"] == 29)
 
 
+async def test_what_gave_way_is_kept_again_where_the_slab_stays(node):
+    """An engine reads there: the slab does not go, nor does what was wished for."""
+    socket = node.settings.socket_path
+    async with PlainEngine.connected(socket, engine="small", **SMALL) as small:
+        chain = fresh_chain(1_100)
+        await small.put(chain)
+        digest = small.welcome["namespace_digest"]
+        cache = node._opener.pools[digest].cache
+        node._keep(Keep(namespace=digest, chain=tuple(chain[-300:]), ttl_s=3600.0, priority=1))
+        kept = cache.room()["kept"]
+        assert kept == 300
+        await small.prepare(chain)
+        with cache.pool.reserve(b"", fresh_chain(cache.pool.free_slots)):  # the rest is written
+            async with PlainEngine.connected(socket, engine="large", **LARGE):
+                await until(lambda: node._opener.mover.stuck)
+                assert cache.room()["displaced_blocks"] > 0
+                assert cache.room()["kept"] == kept
+
+
 async def test_what_is_read_of_one_model_keeps_no_other_from_giving_memory(node):
     """Who has no engine gives first, but a peer reads all that it has: then another one gives."""
     socket = node.settings.socket_path

@@ -142,14 +142,14 @@ class NodeDaemon:
     async def hand_over(self, within_s: float) -> HandedOver:
         """Let peers pull what only this node has; the node serves on meanwhile."""
         deadline = asyncio.get_running_loop().time() + within_s
-        done = HandedOver(0, 0)
         if (member := self._announcer.member) is None:
-            return done
-        for digest, opened in list(self._opener.pools.items()):  # an engine may come meanwhile
-            pool = opened.host.pool
-            leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+            return HandedOver(0, 0)
+        key, giving = prefetch_key(self._secret), []
+        for digest, opened in self._opener.pools.items():
+            pool, leaving = opened.host.pool, Leaving(member=member, namespace=digest, key=key)
             chains = list(pool.chains())
-            done += await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+            giving.append(hand_over(leaving, self._index, chains, pool.segments_of, deadline))
+        done = sum(await asyncio.gather(*giving), HandedOver(0, 0))  # none waits for another
         log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
         return done
 

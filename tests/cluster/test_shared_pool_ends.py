@@ -1,15 +1,18 @@
 """Models that come and go on a shared node, and what must not keep memory from the others."""
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
-from two_models import LARGE, POOL_BYTES, SMALL, found, kind, stored
+from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
 from prefixfleet.cluster import slab_mover
+from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
 from prefixfleet.cluster.sharing import MAX_KINDS
@@ -17,6 +20,8 @@ from prefixfleet.store import slab_shares, watermark
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.namespace import in_era
+from prefixfleet.store.prefetch import prefetch_key
+from prefixfleet.store.records import NodeRecord
 
 
 @pytest.fixture
@@ -182,3 +187,50 @@ async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_p
 def lone_node(settings):
     """Without `running_node`'s own watch on its loops."""
     return NodeDaemon(settings, SECRET, MemoryIndex(), open_links(settings, SECRET))
+
+
+async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_over(tmp_path_factory):
+    """The peer accepts what is offered of the first model, and then nothing comes of it."""
+    index, folder = MemoryIndex(), tmp_path_factory.mktemp("n")
+    async with AsyncExitStack() as stack:
+        a, b = [
+            await stack.enter_async_context(
+                running_node(index, settings_of(folder, name, pool_bytes=POOL_BYTES))
+            )
+            for name in "ab"
+        ]
+        small, large = await stack.enter_async_context(both_at(a))
+        large_b = await stack.enter_async_context(
+            PlainEngine.connected(b.settings.socket_path, **LARGE)
+        )
+        digest = small.welcome["namespace_digest"].hex()
+        idle = NodeRecord(
+            node="idle",
+            host="127.0.0.1",
+            http=await stack.enter_async_context(who_accepts_all()),
+            stats={"kinds": {digest: {"slots": 1_000, "resident": 0}}},
+        )
+        await index.join(idle)
+        mine, theirs = fresh_chain(5), fresh_chain(6)
+        assert await stored(small, mine, 1) == 5
+        assert await stored(large, theirs, 2) == 6
+
+        async def known():
+            told = {member.node: record.stats["kinds"] for member, record in await index.members()}
+            held = await index.match(mine) == {"a": 5} and await index.match(theirs) == {"a": 6}
+            return held and all(kind["slots"] for kind in told["b"].values()) and told["b"]
+
+        await until(known)
+        assert await ask_handover(a.url, prefetch_key(SECRET), 3.0) == HandedOver(11, 6)
+        assert await found(large_b, theirs, 2) == 6
+
+
+@asynccontextmanager
+async def who_accepts_all():
+    async def accept(_):
+        return web.Response(status=202)
+
+    app = web.Application()
+    app.router.add_post("/{path:.*}", accept)
+    async with TestServer(app) as server:
+        yield f"http://127.0.0.1:{server.port}"

@@ -3,9 +3,9 @@ tags where one-sided reads are not possible.
 
 Questions, authentication and heartbeats go over the same TCP channel as those of the TCP link,
 since UCX itself reports a lost link late or never. Worker addresses and memory keys are told only
-to who has proved itself. UCX itself has no authentication: on transports
-that emulate one-sided reads (TCP), whoever reaches UCX's own port reaches the process; keep it
-on the cluster's network with ``UCX_NET_DEVICES``.
+to who has proved itself. UCX itself has no authentication: on transports that emulate one-sided
+reads (TCP), whoever reaches UCX's own port reaches the process; keep it on the cluster's network
+with ``UCX_NET_DEVICES``.
 """
 
 import asyncio
@@ -39,9 +39,8 @@ class UcxLink:
     one serves, one reads. Of two workers that each connect to the other UCX makes one connection
     of both endpoints, and closing one of them would break what the other reads.
 
-    ``binding`` is "ucxx" or "ucp", by default the first that is here. Bytes are read
-    one-sided; they come as messages with tags where UCX cannot use the source's memory key, or
-    with ``tags``.
+    ``binding`` is "ucxx" or "ucp", by default the first that is here. Bytes are read one-sided;
+    they come as messages with tags where UCX cannot use the source's memory key, or with ``tags``.
     """
 
     name = "ucx"

@@ -2,9 +2,10 @@
 
 from collections.abc import Collection, Iterable
 
-from prefixfleet.router.adapters import MAX_ADAPTERS, Adapters
+from prefixfleet.router.adapters import Adapters
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.seat import Seat, claimed_twice
+from prefixfleet.store.adapters import MAX_ADAPTERS
 
 MAX_NAMED = 20
 CLAIMED = "names of adapters"

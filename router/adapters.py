@@ -9,15 +9,14 @@ served.
 from collections.abc import Mapping
 
 import aiohttp
-import msgspec
 
 from prefixfleet.router.worker import Worker
+from prefixfleet.store.adapters import MAX_BYTES, adapters_in, is_name
+from prefixfleet.store.errors import ProtocolError
 from prefixfleet.store.records import WorkerRecord
 
-MAX_ADAPTERS = 1_024
-"""Of one worker; those beyond, by name, are not served."""
-MAX_NAME = 256
-MAX_BYTES = 1 << 20  # of an engine's list of models
+NOT_TOLD = (401, 403, 404, 405)
+"""An engine without the route, or that wants a key of its own for it, has none for us."""
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 Adapters = Mapping[str, str | None]
@@ -35,7 +34,7 @@ def by_name(name: str) -> str:
 
 def registered(record: WorkerRecord) -> Adapters:
     """Those of a worker of the fleet."""
-    return {name: digest or None for name, digest in record.adapters.items() if _is_name(name)}
+    return {name: digest or None for name, digest in record.adapters.items() if is_name(name)}
 
 
 async def listed(worker: Worker, session: aiohttp.ClientSession) -> Adapters:
@@ -49,36 +48,17 @@ async def listed(worker: Worker, session: aiohttp.ClientSession) -> Adapters:
     url = f"{worker.record.url}/v1/models"
     try:
         async with session.get(url, timeout=TIMEOUT) as response:
-            if response.status == 404:
+            if response.status in NOT_TOLD:
                 return {}
-            content = await response.content.read(MAX_BYTES + 1)
+            content = b""
             while len(content) <= MAX_BYTES and (more := await response.content.read(MAX_BYTES)):
                 content += more
             status = response.status
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise AdaptersUnknown(f"{url}: {type(error).__name__}: {error}") from error
-    if status != 200 or len(content) > MAX_BYTES:
-        raise AdaptersUnknown(f"{url}: status {status}, {len(content)} bytes or more")
-    return {name: by_name(name) for name in _names(content, url)}
-
-
-class _Card(msgspec.Struct):
-    id: str
-    parent: str | None = None
-
-
-class _Cards(msgspec.Struct):
-    data: list[_Card]
-
-
-def _names(content: bytes, url: str) -> list[str]:
-    """An adapter is a model with a parent."""
+    if status != 200:
+        raise AdaptersUnknown(f"{url}: status {status}")
     try:
-        cards = msgspec.json.decode(content, type=_Cards).data
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise AdaptersUnknown(f"{url}: the answer is no list of models ({error})") from error
-    return [card.id for card in cards if card.parent and _is_name(card.id)]
-
-
-def _is_name(name: str) -> bool:
-    return 0 < len(name) <= MAX_NAME
+        return {name: by_name(name) for name in adapters_in(content)}
+    except ProtocolError as error:
+        raise AdaptersUnknown(f"{url}: {error}") from error

@@ -20,6 +20,7 @@ class Lora:
     lora_path: str
     lora_int_id: int = 1
     load_inplace: bool = False
+    is_3d_lora_weight: bool = False
 
 
 @pytest.fixture

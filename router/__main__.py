@@ -30,6 +30,7 @@ from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.settings import FleetSettings
+from prefixfleet.store.stored_responses import StoredResponses
 from prefixfleet.store.worker_orders import WorkerOrders
 
 BACKLOG = 4_096  # connections that a burst may open before they are accepted; Linux's own limit
@@ -97,9 +98,10 @@ async def _serve(
             with contextlib.suppress(IndexUnavailable):  # it may come later: we start without it
                 await connected.prepare()
         engines = RedisIndex(url, fleet.fleet, area=ENGINE_AREA)
-        for later in (orders, loads, engines, polls):
+        responses = StoredResponses(url, fleet.fleet)
+        for later in (orders, loads, engines, polls, responses):
             stack.push_async_callback(later.close)
-        outside = Fleet(index, registry, secret, orders, loads, engines, polls)
+        outside = Fleet(index, registry, secret, orders, loads, engines, polls, responses)
         router = await stack.enter_async_context(Router(outside, settings))
         with contextlib.suppress(TimeoutError):  # the first requests should find what there is
             await asyncio.wait_for(router.feed.loaded.wait(), LOAD_LIMIT_S)

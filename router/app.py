@@ -23,6 +23,7 @@ from prefixfleet.router.pages import ROUTER
 from prefixfleet.router.plain_request import MAX_BODY_BYTES
 from prefixfleet.router.routes import ROUTES, Route
 from prefixfleet.router.serve import serve_prompt
+from prefixfleet.router.stored import serve_stored
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,8 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     app.on_response_prepare.append(_say_its_name)
     for route in ROUTES:
         app.router.add_post(route.path, _serving(route))
+    app.router.add_get("/v1/responses/{id:[^/]+}", _stored)
+    app.router.add_post("/v1/responses/{id:[^/]+}/cancel", _stored)
     app.router.add_get("/v1/models", pages.models)
     app.router.add_get("/v1/models/{model:.+}", pages.model)
     app.router.add_get("/health", pages.health)
@@ -61,6 +64,13 @@ def _serving(route: Route) -> Handler:
         return client.response
 
     return serve
+
+
+async def _stored(request: web.Request) -> web.StreamResponse:
+    router = request.app[ROUTER]
+    client = AnyClient(request, router.settings.max_body_bytes)
+    await serve_stored(router, client, request.match_info["id"], request.method)
+    return client.response
 
 
 def lane_routes(router: Router) -> dict[str, Callable[[LaneClient], Awaitable[None]]]:
@@ -122,12 +132,11 @@ def _is_anthropic(path: str) -> bool:
 
 async def _options(request: web.Request) -> web.Response:
     """Which methods a path takes."""
-    allowed = {
-        method
-        for resource in request.app.router.resources()
-        if resource.get_info().get("path") == request.path
-        for method in (route.method for route in resource)
-    }
+    own = request.match_info.route.resource
+    allowed: set[str] = set()
+    for resource in request.app.router.resources():
+        if resource is not own:
+            allowed |= (await resource.resolve(request))[1]
     if not allowed:
         raise web.HTTPNotFound
     return web.Response(status=204, headers={"Allow": ",".join(sorted({*allowed, "OPTIONS"}))})

@@ -8,97 +8,11 @@ back, the sequences it generates from then on.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
-from msgspec import Struct
-
+from prefixfleet.router.charge import NEVER, NO_LOAD, Charge, Load, Page
 from prefixfleet.router.journal import Journal
 
-NEVER = float("-inf")
 DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
-
-
-class Load(Struct, frozen=True):
-    """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
-
-    queued_tokens: int = 0
-    queued_requests: int = 0
-    decoding: int = 0  # sequences being generated
-    busy_s: float = 0.0  # until the prefills in flight are done, by their estimates
-
-    def __add__(self, other: "Load") -> "Load":
-        """Both together: an engine computes prefills one after the other."""
-        return Load(
-            self.queued_tokens + other.queued_tokens,
-            self.queued_requests + other.queued_requests,
-            self.decoding + other.decoding,
-            self.busy_s + other.busy_s,
-        )
-
-
-_NO_LOAD = Load()
-
-
-class Charge(Struct, eq=False):
-    """One request's part in a worker's load. Owned by the task that serves the request."""
-
-    worker: str
-    tokens: int
-    sequences: int
-    started_s: float
-    alone: bool  # no other prefill was in flight on the worker while this one was
-    expected_s: float  # of its prefill, as estimated when it was sent
-    _page: "_Page"
-    first_byte_s: float | None = None
-
-    def first_byte(self, now: float) -> None:
-        """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
-        if self.first_byte_s is None:
-            self.first_byte_s = now
-            self._page.end_prefill(self, now)
-            self._page.begin_decode(self)
-
-
-@dataclass(slots=True)
-class _Page:
-    """Running sums, so that a look at the load costs the same whatever is in flight."""
-
-    note: Callable[[str], None]  # told of every change
-    waiting: set[Charge] = field(default_factory=set)
-    queued_tokens: int = 0
-    expected_s: float = 0.0
-    decoding: int = 0
-    decodes: set[Charge] = field(default_factory=set)
-    since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
-
-    def begin_prefill(self, charge: Charge) -> None:
-        self.waiting.add(charge)
-        self.queued_tokens += charge.tokens
-        self.expected_s += charge.expected_s
-        self.note(charge.worker)
-
-    def end_prefill(self, charge: Charge, now: float) -> None:
-        """However it ended: with its first byte, refused, or given up by its client."""
-        self.since_s = now  # the next one begins; else the worker would look free too early
-        self.waiting.discard(charge)
-        self.queued_tokens -= charge.tokens
-        # Sums of floats drift: an empty page is exactly zero
-        self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0
-        self.note(charge.worker)
-
-    def begin_decode(self, charge: Charge) -> None:
-        self.decoding += charge.sequences
-        self.decodes.add(charge)
-        self.note(charge.worker)
-
-    def end_decode(self, charge: Charge) -> None:
-        self.decoding -= charge.sequences
-        self.decodes.discard(charge)
-        self.note(charge.worker)
-
-    def load(self, now: float) -> Load:
-        busy_s = self.expected_s - (now - self.since_s) if self.waiting else 0.0
-        return Load(self.queued_tokens, len(self.waiting), self.decoding, max(0.0, busy_s))
 
 
 class Book:
@@ -106,7 +20,7 @@ class Book:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._pages: dict[str, _Page] = {}
+        self._pages: dict[str, Page] = {}
         self._others: Mapping[str, Load] = {}
         self._heard_s = 0.0
         self._promised: dict[str, float] = {}
@@ -117,9 +31,9 @@ class Book:
         """Present load of ``worker``, by all routers."""
         page, others = self._pages.get(worker), self._others.get(worker)
         if page is None and others is None:
-            return _NO_LOAD
+            return NO_LOAD
         now = self._clock()
-        own = page.load(now) if page else _NO_LOAD
+        own = page.load(now) if page else NO_LOAD
         if promised_s := self._promised.get(worker):
             busy = self._prefills_end_s(worker) > NEVER
             own += Load(busy_s=promised_s if busy else 0.0)
@@ -187,33 +101,36 @@ class Book:
         for worker in self._others.keys() | others.keys():
             self.journal.note(worker)
         self._others, self._heard_s = others, self._clock()
+        for worker, page in self._pages.items():
+            page.others = others.get(worker, NO_LOAD)
 
     @contextmanager
     def charged(
-        self, worker: str, *, tokens: int, sequences: int, expected_s: float
+        self, worker: str, *, tokens: int, sequences: int, expected_s: float, streamed: bool = True
     ) -> Iterator[Charge]:
         """`charge` and `release` around a block."""
-        charge = self.charge(worker, tokens=tokens, sequences=sequences, expected_s=expected_s)
+        charge = self.charge(
+            worker, tokens=tokens, sequences=sequences, expected_s=expected_s, streamed=streamed
+        )
         try:
             yield charge
         finally:
             self.release(charge)
 
-    def charge(self, worker: str, *, tokens: int, sequences: int, expected_s: float) -> Charge:
+    def charge(
+        self, worker: str, *, tokens: int, sequences: int, expected_s: float, streamed: bool = True
+    ) -> Charge:
         """Charge ``worker``; whoever does so calls `release` however the request ends.
 
-        ``expected_s`` is the estimate of the prefill alone, without the queue before it.
+        ``expected_s`` is the estimate of the prefill alone, without the queue before it;
+        ``streamed`` says whether the first byte of the answer comes with its first token.
         """
         page = self._pages.get(worker)
         if page is None:
-            page = self._pages[worker] = _Page(self.journal.note)
-        if len(page.waiting) == 1:  # of several, none is alone already
-            for other in page.waiting:
-                other.alone = False
+            page = self._pages[worker] = Page(self.journal.note)
+            page.others = self._others.get(worker, NO_LOAD)
         now = self._clock()
-        others = self._others.get(worker)
-        alone = not page.waiting and not (others and others.queued_requests)
-        charge = Charge(worker, tokens, sequences, now, alone, expected_s, _page=page)
+        charge = Charge(worker, tokens, sequences, now, expected_s, streamed, page=page)
         if not page.waiting:
             page.since_s = now
         page.begin_prefill(charge)
@@ -221,7 +138,7 @@ class Book:
 
     def release(self, charge: Charge) -> None:
         """The request has ended, well or not."""
-        page, now = charge._page, self._clock()
+        page, now = charge.page, self._clock()
         if charge.first_byte_s is None:
             page.end_prefill(charge, now)
         else:

@@ -7,7 +7,7 @@ from typing import TypeGuard
 
 from msgspec import Struct, structs
 
-from prefixfleet.router.book import Load
+from prefixfleet.router.charge import Load
 from prefixfleet.router.decision import Candidate, Source
 from prefixfleet.router.estimate import UNMEASURED, LinkSpeed, PrefillModel
 from prefixfleet.router.lineup import Links

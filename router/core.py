@@ -29,6 +29,7 @@ from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
 from prefixfleet.router.hints import Hints
+from prefixfleet.router.keepers import Keepers, SharedKeepers
 from prefixfleet.router.kept_running import kept_running
 from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
@@ -71,6 +72,7 @@ class Fleet:
     loads: Board | None = None
     engines: PrefixIndex | None = None  # `ENGINE_AREA`: what engines hold in their own caches
     polls: PollRights | None = None
+    responses: SharedKeepers | None = None
 
 
 class Router:
@@ -123,6 +125,7 @@ class Router:
             self.degraded,
             self.traffic.joined,
         )
+        self.keepers = Keepers(fleet.responses, fleet.secret, self.degraded, clock)
         self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(
             self.view,
@@ -149,7 +152,7 @@ class Router:
         self._departed = Departed(
             clock,
             (
-                self.dispatcher.forget,
+                self.dispatcher.speeds.forget,
                 self.token_times.forget,
                 self.traffic.forget,
                 self.roster.forget,
@@ -218,6 +221,8 @@ class Router:
         }
         if self._cache_feed is not None:
             loops["engine caches"] = self._cache_feed.run
+        if self.keepers.shared is not None:
+            loops["responses"] = self.keepers.run
         if interval_s := self.settings.health_interval_s:
             loops["health"] = HealthChecks(self.roster, self.session, interval_s).run
         if self._board is not None:

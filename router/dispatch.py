@@ -9,18 +9,20 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 from msgspec import Struct
 
-from prefixfleet.router.book import Book, Charge, Load
+from prefixfleet.router.book import Book
 from prefixfleet.router.candidates import Findings, candidate, longest, over_links, read_block_s
+from prefixfleet.router.charge import Charge, Load
 from prefixfleet.router.decision import Candidate, Decision, Policy, Source
-from prefixfleet.router.estimate import PrefillModel, first_guess, observe
+from prefixfleet.router.estimate import PrefillModel
 from prefixfleet.router.lineup import Lineup, Links
 from prefixfleet.router.policy import choose, soonest
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.ranks import Ranks
+from prefixfleet.router.speeds import Speeds
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
+from prefixfleet.store.records import NodeRecord, PullPlan
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
 """A prompt's chain in each `Worker.kind` that its workers have."""
@@ -91,7 +93,7 @@ class Dispatcher:
         self._draw = draw
         self._step_s = step_s
         self._policy = policy
-        self._models: dict[str, PrefillModel] = dict(models or {})
+        self.speeds = Speeds(models, changed=self._regroup)
         self._lineups: dict[tuple[Worker, ...], Lineup] = {}  # the last one asked for is the last
         self._lined_up_by: Mapping[str, NodeRecord] = {}
         self._told: Mapping[str, NodeRecord] = {}  # the records of the last decision
@@ -147,39 +149,12 @@ class Dispatcher:
         return Dispatched(request=request, worker=worker, decision=decision, chain=chain)
 
     def learn(self, dispatched: Dispatched, prompt: Prompt, charge: Charge) -> None:
-        """Follow an observed time to first token, if the request had its worker to itself.
-
-        Not if it came before all was moved, by the estimate: then little was moved, or fast, and
-        what is left would be a prefill in no time.
-        """
-        if charge.alone and charge.first_byte_s is not None and not prompt.blind:
-            worker = dispatched.worker
-            decision = dispatched.decision
+        """Follow what a prefill took whose first byte has come; see `Speeds.learn`."""
+        if not prompt.blind:
+            decision, tokens = dispatched.decision, prompt.tokens
+            cached = min(tokens, dispatched.cached_tokens)
             moving_s = decision.load_s + decision.pull_s
-            seconds = charge.first_byte_s - charge.started_s - moving_s
-            if moving_s and seconds <= 0:
-                return
-            model = observe(
-                self.prefill_model(worker),
-                prompt.tokens,
-                min(prompt.tokens, dispatched.cached_tokens),
-                max(0.0, seconds),
-            )
-            self._models[worker.name] = model
-            for lineup in self._lineups.values():
-                lineup.regroup(worker.name)
-
-    def prefill_model(self, worker: Worker) -> PrefillModel:
-        """What is known of the worker's speed."""
-        return self.speed_of(worker.record)
-
-    def speed_of(self, record: WorkerRecord) -> PrefillModel:
-        """The same of a worker that need not be ready."""
-        return self._models.get(record.worker) or first_guess(record.prefill_tokens_per_s)
-
-    def forget(self, name: str) -> None:
-        """Drop what was learned of a worker that is gone."""
-        self._models.pop(name, None)
+            self.speeds.learn(dispatched.worker.record, charge, tokens, cached, moving_s)
 
     def _look_up(self, chain: Sequence[BlockHash]) -> Findings:
         held = {**self.view.leading(chain), **self._engines.leading(chain)}
@@ -227,7 +202,11 @@ class Dispatcher:
     def _kind_of(self, worker: Worker) -> tuple[PrefillModel, Links]:
         record = self._records().get(worker.record.node)
         links = record.stats.get("links") if record else None
-        return self.prefill_model(worker), links if isinstance(links, dict) and links else None
+        return self.speeds.of(worker.record), links if isinstance(links, dict) and links else None
+
+    def _regroup(self, worker: str) -> None:
+        for lineup in self._lineups.values():
+            lineup.regroup(worker)
 
     def _told_s(self, now: float) -> float:
         """How long ago the nodes' records were new here, as far as decisions show."""

@@ -56,6 +56,18 @@ class NotFound(Refusal):
     status, kind, code = 404, "invalid_request_error", "not_found"
 
 
+class ResponseNotFound(Refusal):
+    """No worker keeps a response with this id, for this tenant."""
+
+    status, kind, code = 404, "invalid_request_error", "response_not_found"
+
+
+class PreviousNotFound(ResponseNotFound):
+    """The same of the response that a request goes on from."""
+
+    code = "previous_response_not_found"
+
+
 class Conflict(Refusal):
     """It is there already."""
 
@@ -106,6 +118,12 @@ class NoWorker(Refusal):
 
 class AllDrained(NoWorker):
     """An operator has drained every worker of the model: none comes back by itself."""
+
+
+class ResponseUnavailable(Refusal):
+    """The worker that keeps the response cannot be asked now."""
+
+    status, kind, code = 503, "server_error", "response_unavailable"
 
 
 class OrdersUnavailable(Refusal):

@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.load_board import WAITING, SharedLoad

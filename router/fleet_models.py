@@ -8,7 +8,7 @@ a and b are the model's constants of attention and of the matrix products.
 import math
 from dataclasses import dataclass
 
-from prefixfleet.router.estimate import KILO, PrefillModel, first_guess
+from prefixfleet.router.estimate import KILO, PrefillModel
 from prefixfleet.store.errors import ConfigError
 
 GB = 1e9
@@ -88,7 +88,7 @@ def calibrated(shape: ModelShape, hardware: Hardware) -> PrefillModel:
     linear = shape.layers * shape.products * shape.hidden**2 / reached
     square = shape.layers * shape.attention * shape.hidden / reached
     coefficients = (hardware.step_s, linear * KILO, square * KILO * KILO)
-    return PrefillModel(coefficients, first_guess(1.0).covariance)
+    return PrefillModel(coefficients)
 
 
 def break_even_bytes_per_s(shape: ModelShape, hardware: Hardware, cached: int, more: int) -> float:

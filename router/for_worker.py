@@ -6,10 +6,13 @@ from msgspec import Raw, json
 from multidict import CIMultiDict
 
 from prefixfleet.router.body import TRANSFER_KEY, with_fields
+from prefixfleet.router.client import Client
+from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.headers import REQUEST_ID, lines_of, worker_lines
 from prefixfleet.router.pull_or_compute import LOAD_S
 from prefixfleet.router.static_workers import remote_kv_source
+from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.watch import Passage
 from prefixfleet.store.records import PARAMS_KEY, PullPlan
 
@@ -45,13 +48,12 @@ def _params(dispatched: Dispatched) -> object:
     return Raw(before + json.encode(dispatched.request) + after)
 
 
-def lines_for_worker(passage: Passage) -> str:
+def lines_for_worker(router: Router, client: Client, span: RequestSpan = NO_SPAN) -> str:
     """Lines of its head but for host and length, with the request's name as the client has it."""
-    router, client = passage.router, passage.client
     with_key = router.keys.path is None
     given = client.headers.get(REQUEST_ID)
     more: dict[str, str] = {} if given == client.called else {REQUEST_ID: client.called}
-    passage.span.carry(more)
+    span.carry(more)
     if "traceparent" not in more and (given is None or not more):
         return client.worker_lines(with_key) + lines_of(more.items())
     left = [(n, v) for n, v in client.headers.items() if n.lower() not in more]

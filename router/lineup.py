@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prefixfleet.router.book import NEVER, Book
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import NEVER
 from prefixfleet.router.estimate import PrefillModel
 from prefixfleet.router.worker import Worker
 

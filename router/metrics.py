@@ -89,6 +89,18 @@ class Metrics:
         self.blind = Counter(
             "prefixfleet_blind_prompts", "Prompts routed by load alone", ["route"], registry=r
         )
+        self.stored_responses = Counter(
+            "prefixfleet_stored_responses",
+            "Requests that only the worker which keeps a response can answer: of going on from it, "
+            "reading or cancelling it, by what came of looking for that worker",
+            ["asked", "result"],
+            registry=r,
+        )
+        self.unread_response_ids = Counter(
+            "prefixfleet_unread_response_ids",
+            "Answers to responses whose id could not be read: nobody finds them again",
+            registry=r,
+        )
         self.decisions = Count(
             "prefixfleet_decisions", "Requests sent", ["worker", "pull"], registry=r
         )

@@ -67,7 +67,7 @@ def document() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "prefixfleet router", "version": "1"},
-        "paths": served | _pages() | _admin(),
+        "paths": served | _stored() | _pages() | _admin(),
         "components": {
             "schemas": {"OpenAIError": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR},
             "securitySchemes": {
@@ -94,6 +94,24 @@ def _served(route: Route) -> dict[str, Any]:
             ),
             "default": {"description": "The engine's own refusal, as it came"},
         },
+    }
+
+
+def _stored() -> dict[str, Any]:
+    """What only the engine that keeps a response can answer."""
+    path = "/v1/responses/{id}"
+    passed = {
+        "200": {
+            "description": "The engine's answer, as it came",
+            "content": {JSON: {"schema": {}}, "text/event-stream": {"schema": {}}},
+        },
+        **_refusals(path, "401", "404", "408", "413", "415", "429", "503"),
+        "default": {"description": "The engine's own refusal, as it came"},
+    }
+    common = {"security": [{"client": []}, {}], "parameters": [_named("id")], "responses": passed}
+    return {
+        path: {"get": {"summary": "A stored response, from the worker that keeps it", **common}},
+        f"{path}/cancel": {"post": {"summary": "Stop one that runs in the background", **common}},
     }
 
 

@@ -11,8 +11,8 @@ from operator import attrgetter
 
 from msgspec import structs
 
-from prefixfleet.router.book import Load
 from prefixfleet.router.candidates import Findings, candidate, over_links
+from prefixfleet.router.charge import Load
 from prefixfleet.router.decision import Candidate, Decision, Source
 from prefixfleet.router.lineup import Group, Lineup, Links
 from prefixfleet.router.policy import Rank, least_seconds

@@ -70,12 +70,12 @@ class Roster:
             return ready
         models = {name for seat in self._seats.values() for name in seat.models}
         served = models.union(*self._served.values())
-        if self._workers.is_whole and models and model not in served:
+        if self.is_whole() and models and model not in served:
             raise UnknownModel(
                 f"the model {model!r:.200} does not exist; this fleet serves {some(models)}",
                 param="model",
             )
-        if self._workers.is_whole and all_drained(self._seats, self._served, model):
+        if self.is_whole() and all_drained(self._seats, self._served, model):
             raise AllDrained(
                 f"every worker of the model {model!r:.200} is drained; `prefixfleet resume` gives "
                 "them back",
@@ -85,6 +85,10 @@ class Roster:
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
 
+    def is_whole(self) -> bool:
+        """Whether no worker is missing in the list that may be announcing itself still."""
+        return self._workers.is_whole
+
     def next_arrival(self) -> asyncio.Event:
         """Set when the next worker gets ready."""
         return self._arrival
@@ -93,6 +97,16 @@ class Roster:
         """Whether worker ``name`` may get a request now."""
         seat = self._seats.get(name)
         return seat is not None and seat.state == "ready"
+
+    def seated(self, name: str) -> tuple[str, Worker | None]:
+        """State of worker ``name``, empty if nobody lists it, and itself if it was examined."""
+        seat = self._seats.get(name)
+        return (seat.state, seat.worker) if seat else ("", None)
+
+    def serving(self, name: str, model: str) -> Worker | None:
+        """Worker ``name`` as it serves ``model``; None if it does not, or was not examined."""
+        seat = self._seats.get(name)
+        return seat.serves.get(model) if seat else None
 
     def names(self) -> frozenset[str]:
         """Of every known worker."""

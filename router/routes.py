@@ -19,19 +19,20 @@ from prefixfleet.router.tokens import Tokens
 class Route:
     """``takes_plan``: the engine's request has ``kv_transfer_params``. ``computes``: the engine
     runs the prompt and may cache its prefix, so the tenant's salt goes with it; other bodies stay
-    as they are."""
+    as they are. ``stores``: the engine may keep the answer, for requests that go on from it."""
 
     path: str
     name: str
     read_prompt: Callable[[Body, Tokens, str], Prompt]
     takes_plan: bool = True
     computes: bool = True
+    stores: bool = False
 
 
 ROUTES = (
     Route("/v1/chat/completions", "chat", read_chat),
     Route("/v1/completions", "completion", read_completion),
-    Route("/v1/responses", "responses", read_responses),
+    Route("/v1/responses", "responses", read_responses, stores=True),
     Route("/v1/messages", "messages", read_messages),
     Route("/v1/messages/count_tokens", "tokenize", read_nothing, takes_plan=False, computes=False),
     Route("/v1/embeddings", "embeddings", read_nothing, takes_plan=False),

@@ -10,13 +10,14 @@ from collections.abc import Awaitable, Mapping, Sequence, Set
 
 from msgspec import structs
 
+from prefixfleet.router.admission import admit
 from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
 from prefixfleet.router.body import Body, read_body
-from prefixfleet.router.book import Charge
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Chains, Dispatched
-from prefixfleet.router.errors import BadRequest, Forbidden, TooBusy, TooLate, UpstreamFailed
+from prefixfleet.router.errors import BadRequest, Forbidden, TooLate, UpstreamFailed
 from prefixfleet.router.for_worker import body_for_worker, lines_for_worker
 from prefixfleet.router.headers import DEADLINE, KEEP, KeepWish, deadline_of, keep_of
 from prefixfleet.router.in_step import in_step
@@ -24,6 +25,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.routes import Route
+from prefixfleet.router.stored import PREVIOUS, keeper_failed, pass_noting, previous_keeper
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import Answer, WorkerLost, ask
 from prefixfleet.router.watch import Passage
@@ -48,9 +50,7 @@ async def _traced(router: Router, client: Client, route: Route) -> int:
 
 async def _serve(router: Router, client: Client, route: Route, span: RequestSpan) -> int:
     received_s = router.clock()
-    _refuse_if_full(router)
-    key = router.keys.check(_authorization(client.headers))
-    router.limits.admit(key)
+    key = admit(router, client.headers)
     try:
         body = read_body(await client.read())
         model = body.get("model", str)
@@ -58,7 +58,10 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             raise BadRequest("the field 'model' is missing or no text", param="model")
         deadline_s = deadline_of(client.headers)
         until_s = received_s + patience_s(router.settings, key, deadline_s)
-        workers = router.traffic.allowed(await ready_by(router, model, until_s))
+        keeper = await previous_keeper(router, key, body, model) if route.stores else None
+        workers = (
+            [keeper] if keeper else router.traffic.allowed(await ready_by(router, model, until_s))
+        )
         await in_step()
         prompt, chains = await _understand(router, body, route, key, workers)
         await in_step()
@@ -75,6 +78,7 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
             keep=_keep(client.headers, key),
             id=client.id,
             span=span,
+            bound=PREVIOUS if keeper else "",
         )
         passage.note_prompt()
         return await _try_workers(passage, workers, chains, until_s)
@@ -82,27 +86,11 @@ async def _serve(router: Router, client: Client, route: Route, span: RequestSpan
         router.limits.leave(key)
 
 
-def _authorization(headers: Mapping[str, str]) -> str | None:
-    """The header in which a client names its key: OpenAI's, or Anthropic's."""
-    if "X-Api-Key" in headers:
-        return f"Bearer {headers['X-Api-Key']}"
-    return headers.get("Authorization")
-
-
 def _keep(headers: Mapping[str, str], key: Key) -> KeepWish:
     wish = keep_of(headers)
     if wish.ttl_s and not key.may_keep:
         raise Forbidden(f"{KEEP}: this API key may not keep prefixes; 'may_keep' of the key file")
     return wish
-
-
-def _refuse_if_full(router: Router) -> None:
-    if router.in_flight > router.settings.max_in_flight:
-        raise TooBusy(
-            f"{router.settings.max_in_flight} requests are in flight; "
-            "PREFIXFLEET_ROUTER_MAX_IN_FLIGHT is the limit",
-            retry_after_s=1.0,
-        )
 
 
 async def _understand(
@@ -155,6 +143,8 @@ async def _try_workers(
             else:
                 router.traffic.failed(dispatched.worker.name)
                 router.roster.lost(dispatched.worker.name, str(loss))
+            if passage.bound:
+                raise keeper_failed(dispatched.worker, str(loss)) from loss
             if not left and len(failures) < MAX_SENDS:
                 left = await newcomers(passage, chains, unwilling, until_s)
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
@@ -173,6 +163,7 @@ async def _send(
         tokens=max(1, passage.prompt.tokens - dispatched.cached_tokens),
         sequences=passage.prompt.outputs,
         expected_s=dispatched.decision.prefill_s,
+        streamed=passage.is_streamed,
     )
     try:
         await in_step()
@@ -212,7 +203,8 @@ async def _exchange(
 ) -> tuple[int, bytes]:
     """Status of the answer, and its body where that was held."""
     router, worker, client = passage.router, dispatched.worker, passage.client
-    body, lines = body_for_worker(passage, dispatched), lines_for_worker(passage)
+    body = body_for_worker(passage, dispatched)
+    lines = lines_for_worker(router, client, passage.span)
     asking = ask(router.pool, worker.record.url, client.target, lines, body)
     answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
     try:
@@ -224,7 +216,8 @@ async def _exchange(
         router.traffic.answered(worker.name, answer.status, unwilling)
         if answer.status == 200:
             passage.note_first_byte(dispatched, charge)
-        held = await pass_on(answer, client, passage.headers(dispatched))
+        pass_it_on = pass_noting(passage, worker) if passage.route.stores else pass_on
+        held = await pass_it_on(answer, client, passage.headers(dispatched))
     finally:
         answer.release()
     passage.note_pace(dispatched, charge, client.events)

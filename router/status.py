@@ -26,6 +26,7 @@ def status_of(router: Router) -> dict[str, Any]:
             "lag_s": round(router.feed.lag_s, 3),
             "unpublished_blocks": router.feed.unpublished_blocks,
         },
+        "stored_responses": {"known": len(router.keepers), "untold": router.keepers.untold},
         "waiting": structs.asdict(router.turns.load()) | {"without_worker": router.without_worker},
         "hit_rate": {"count": len(router.hit_ratios)} | reach(router.hit_ratios),
         "degraded": [
@@ -68,7 +69,7 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "block_tokens": standing.record.namespace.get("block_tokens"),
             "block_bytes": standing.record.block_bytes,
             "load": structs.asdict(router.book.load(standing.record.worker)),
-            "prefill": _learned(router.dispatcher.speed_of(standing.record)),
+            "prefill": _learned(router.dispatcher.speeds.of(standing.record)),
             "adapters": {
                 name: "by load" if lora is None else "by prefix"
                 for name, lora in sorted(standing.adapters.items())

@@ -33,12 +33,14 @@ class Line:
     def seconds(self, sequences: int) -> float:
         """Expected seconds between tokens with so many sequences; 0 before the first stream.
 
-        Never falls with the number, and is the mean while all streams had the same number.
+        Never falls with the number nor grows faster than it, and is the mean while all streams had
+        the same number: of nearly equal ones noise alone says how steep the line is.
         """
         if not self.n:
             return 0.0
         spread = self.n * self.xx - self.x**2
-        slope = max(0.0, (self.n * self.xy - self.x * self.y) / spread) if spread > 1e-6 else 0.0
+        slope = (self.n * self.xy - self.x * self.y) / spread if spread > 1e-6 else 0.0
+        slope = min(max(0.0, slope), self.y / self.x)
         return max(0.0, self.y / self.n + slope * (sequences - self.x / self.n))
 
 

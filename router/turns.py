@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
 from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
 from prefixfleet.router.errors import TooBusy
@@ -16,7 +17,7 @@ from prefixfleet.router.keys import ANYBODY, Key
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.router.waiting import Waiting, expected_wait, next_by_wish, next_to_go
 from prefixfleet.router.worker import Worker
 
 LOOKAHEAD_S = 0.1
@@ -24,6 +25,9 @@ LOOKAHEAD_S = 0.1
 and the next one must be there when the last one ends."""
 TICK_S = 0.02
 """Time between two looks at a queue that nothing else woke."""
+REST = 4.0
+"""After everybody in the queue was judged, so many times the seconds that it took pass before they
+are judged again: with hundreds that wait it takes longer than a short prefill."""
 
 
 @dataclass(slots=True, eq=False)
@@ -74,6 +78,7 @@ class Turns:
         self._queue: list[_Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
+        self._rests_until_s = 0.0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -126,6 +131,7 @@ class Turns:
             key.weight,
             tenant=key.tenant,
             priority=key.priority,
+            wish=decision.worker,
         )
         self._shares.arrives(key.tenant)
         self._queue.append(turn)
@@ -147,16 +153,10 @@ class Turns:
 
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
-        now = self._clock()
-        while self._queue and self._somebody_is_free():
-            with self._book.promising() as promise:
-                found = next_to_go(
-                    self._queue, now, self._decide, self._is_free, promise, self._shares
-                )
-            if found is None:
+        while self._queue:
+            if (found := self._next()) is None:
                 break
-            waiting, decision = found
-            turn = next(t for t in self._queue if t is waiting)
+            turn, decision = found
             self._queue.remove(turn)
             if not turn.go.done():
                 bound = self._dispatcher.bind(turn.request, decision, turn.chains, turn.workers)
@@ -167,8 +167,19 @@ class Turns:
             self._look_later(TICK_S)
         return None
 
-    def _decide(self, waiting: Waiting) -> Decision:
-        turn = next(t for t in self._queue if t is waiting)
+    def _next(self) -> tuple[_Turn, Decision] | None:
+        """Who goes, and where; everybody is judged only now and then."""
+        now, queue = self._clock(), self._queue
+        if now < self._rests_until_s:
+            return next_by_wish(queue, now, self._decide, self._is_free, self._shares)
+        if not self._somebody_is_free():
+            return None
+        with self._book.promising() as promise:
+            found = next_to_go(queue, now, self._decide, self._is_free, promise, self._shares)
+        self._rests_until_s = now + (1 + REST) * (self._clock() - now)
+        return found
+
+    def _decide(self, turn: _Turn) -> Decision:
         left = [worker for worker in turn.workers if self._is_open(worker.name)]
         return self._best(turn.prompt, turn.chains, left or turn.workers)
 

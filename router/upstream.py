@@ -70,15 +70,19 @@ class Answer(Struct, frozen=True):
         return self.head.headers.get("Content-Type", "").startswith("text/event-stream")
 
 
-async def ask(pool: Pool, url: str, path: str, lines: str, body: bytes) -> Answer:
-    """The answer of the worker at ``url`` to a POST, with its first bytes; `Answer.release` it.
+async def ask(
+    pool: Pool, url: str, path: str, lines: str, body: bytes, method: str = "POST"
+) -> Answer:
+    """The answer of the worker at ``url``, with its first bytes; `Answer.release` it.
 
     ``lines`` are those of the request's head, each with its end, but for its host and length.
+    ``method`` may be sent again, and its answer has a body: POST (of what an engine computes) or
+    GET (the ``body`` is empty).
 
     Raises:
         WorkerLost: nothing came back; another worker may be asked.
     """
-    request = _encode(pool, url, path, lines, body)
+    request = _encode(pool, url, path, lines, body, method)
     connection, head = await _send(pool, url, request)
     try:
         if head.status in RETRY_STATUSES:
@@ -128,10 +132,11 @@ async def _connect(pool: Pool, url: str) -> Connection:
         raise WorkerLost("connect", f"{url}: {type(error).__name__}: {error}") from error
 
 
-def _encode(pool: Pool, url: str, path: str, lines: str, body: bytes) -> bytes:
+def _encode(pool: Pool, url: str, path: str, lines: str, body: bytes, method: str) -> bytes:
     target = pool.target(url)
-    first = f"POST {target.base_path}{path} HTTP/1.1\r\nHost: {target.host_header}\r\n"
-    head = f"{first}{lines}Content-Length: {len(body)}\r\n\r\n"
+    first = f"{method} {target.base_path}{path} HTTP/1.1\r\nHost: {target.host_header}\r\n"
+    length = "" if method == "GET" else f"Content-Length: {len(body)}\r\n"
+    head = f"{first}{lines}{length}\r\n"
     return head.encode("utf-8", "surrogateescape") + body
 
 

@@ -11,6 +11,7 @@ parameter to tune.
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from prefixfleet.router.decision import Decision
 from prefixfleet.router.shares import Shares
@@ -23,8 +24,8 @@ MAX_CONSIDERED = 64
 class Waiting:
     """One request that is not bound yet. Owned by the queue it waits in.
 
-    ``prefill_s`` is the last estimate of its own prefill at the best worker. Higher ``priority``
-    goes first.
+    ``prefill_s`` is the last estimate of its own prefill at the best worker, ``wish`` the name of
+    that worker. Higher ``priority`` goes first.
     """
 
     arrived_s: float
@@ -32,6 +33,10 @@ class Waiting:
     prefill_s: float
     tenant: str = field(default="", kw_only=True)
     priority: int = field(default=0, kw_only=True)
+    wish: str = field(default="", kw_only=True)
+
+
+W = TypeVar("W", bound=Waiting)
 
 
 def response_ratio(waiting: Waiting, now: float) -> float:
@@ -40,9 +45,7 @@ def response_ratio(waiting: Waiting, now: float) -> float:
     return (max(0.0, now - waiting.arrived_s) + own) / own
 
 
-def most_urgent(
-    queue: Sequence[Waiting], now: float, shares: Shares | None = None
-) -> list[Waiting]:
+def most_urgent(queue: Sequence[W], now: float, shares: Shares | None = None) -> list[W]:
     """The queue in the order in which it is served.
 
     By priority, then the tenant that has had least of what was ``shares``-d, then the response
@@ -56,35 +59,61 @@ def most_urgent(
 
 
 def next_to_go(
-    queue: Sequence[Waiting],
+    queue: Sequence[W],
     now: float,
-    decide: Callable[[Waiting], Decision],
+    decide: Callable[[W], Decision],
     free: Callable[[str], bool],
     promise: Callable[[str, float], None],
     shares: Shares | None = None,
-) -> tuple[Waiting, Decision] | None:
+) -> tuple[W, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
     A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
     is asked for the best over all workers, and refreshes the request's estimate. Where nobody
     wants the free ones, see `_nobody_wants`.
     """
-    urgent, waits = most_urgent(queue, now, shares)[:MAX_CONSIDERED], []
-    for waiting in urgent:
-        decision = decide(waiting)
-        waiting.prefill_s = decision.prefill_s
+    waits = []
+    for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
+        decision = _judge(waiting, decide)
         if free(decision.worker):
             return waiting, decision
         waits.append((waiting, decision))
     return _nobody_wants(waits, decide, free, promise) if len(waits) > 1 else None
 
 
+def next_by_wish(
+    queue: Sequence[W],
+    now: float,
+    decide: Callable[[W], Decision],
+    free: Callable[[str], bool],
+    shares: Shares | None = None,
+) -> tuple[W, Decision] | None:
+    """As `next_to_go`, of those whose last wish is free: the others are not judged again.
+
+    Between two rounds of `next_to_go`, which judges everybody: with many that wait that takes
+    longer than a short prefill, and would be all that a router does.
+    """
+    wished = {wish for wish in {waiting.wish for waiting in queue} if free(wish)}
+    able = [waiting for waiting in queue if waiting.wish in wished]
+    for waiting in most_urgent(able, now, shares)[:MAX_CONSIDERED]:
+        decision = _judge(waiting, decide)
+        if free(decision.worker):
+            return waiting, decision
+    return None
+
+
+def _judge(waiting: W, decide: Callable[[W], Decision]) -> Decision:
+    decision = decide(waiting)
+    waiting.prefill_s, waiting.wish = decision.prefill_s, decision.worker
+    return decision
+
+
 def _nobody_wants(
-    waits: Sequence[tuple[Waiting, Decision]],
-    decide: Callable[[Waiting], Decision],
+    waits: Sequence[tuple[W, Decision]],
+    decide: Callable[[W], Decision],
     free: Callable[[str], bool],
     promise: Callable[[str, float], None],
-) -> tuple[Waiting, Decision] | None:
+) -> tuple[W, Decision] | None:
     """Who goes to a free worker that is nobody's best, rather than wait behind others.
 
     All would wait for the one worker that holds what they share, beside idle ones. So the seconds

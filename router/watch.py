@@ -6,7 +6,7 @@ import time
 from msgspec import Struct
 
 from prefixfleet.router.body import Body
-from prefixfleet.router.book import Charge
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.dispatch import Dispatched
@@ -27,6 +27,7 @@ WHY = (
     "by policy %(policy)s: %(hit_blocks)d blocks there, %(pull_blocks)d pulled from %(source)s; "
     "queue %(queue_s).3f s, load %(load_s).3f s, pull %(pull_s).3f s, prefill %(prefill_s).3f s"
 )
+WHY_BOUND = WHY + "; no choice: it keeps the response that %(bound)s names"
 ORIGINS = ("engine", "local", "pulled", "computed")
 MAX_KEPT_BYTES = 64 * 1024  # of an answer that waits to be read for what its engine says
 MIN_EVENTS = 8  # of a stream, to learn from: shorter ones measure the network
@@ -46,11 +47,12 @@ class Passage(Struct, frozen=True, kw_only=True):
     keep: KeepWish  # of its prefix
     id: str
     span: RequestSpan
+    bound: str = ""  # the field for which only one worker was possible
 
     def headers(self, dispatched: Dispatched) -> dict[str, str]:
         """The decision, for the client. Tokens are what was expected when it was taken."""
         decision, block_tokens = dispatched.decision, dispatched.worker.block_tokens
-        return {
+        told = {
             REQUEST_ID: self.client.called,
             OURS + "request": self.id,
             OURS + "node": dispatched.worker.record.node,
@@ -58,6 +60,9 @@ class Passage(Struct, frozen=True, kw_only=True):
             OURS + "pulled-tokens": str(decision.pull_blocks * block_tokens),
             OURS + "estimate-ms": str(round(1_000 * decision.total_s)),
         }
+        if self.bound:
+            told[OURS + "bound"] = self.bound
+        return told
 
     def note_prompt(self) -> None:
         """Count a prompt whose prefix is not known."""
@@ -72,7 +77,7 @@ class Passage(Struct, frozen=True, kw_only=True):
         """The line that says why this worker."""
         if self.router.tracing.on:
             self.span.decided(self.terms(dispatched))
-        model, now = self.router.dispatcher.prefill_model(dispatched.worker), time.time()
+        model, now = self.router.dispatcher.speeds.of(dispatched.worker.record), time.time()
         self.router.afterwards.note(lambda: self._note_sent(dispatched, model, now))
 
     def _note_sent(self, dispatched: Dispatched, model: PrefillModel, at: float) -> None:
@@ -82,12 +87,13 @@ class Passage(Struct, frozen=True, kw_only=True):
         cold_s = model.seconds(self.prompt.tokens, 0)
         self.router.activity.sent(self.id, self.route.name, self.prompt.tokens, dispatched, cold_s)
         if log.isEnabledFor(logging.INFO):
-            log.handle(DecisionRecord(log.name, WHY, self.terms(dispatched), at))
+            form = WHY_BOUND if self.bound else WHY
+            log.handle(DecisionRecord(log.name, form, self.terms(dispatched), at))
 
     def terms(self, dispatched: Dispatched) -> dict[str, str | int | float]:
         """What the decision rests on, by name."""
         decision = dispatched.decision
-        return {
+        told: dict[str, str | int | float] = {
             "request": self.id,
             "called": self.client.called,
             "route": self.route.name,
@@ -103,6 +109,9 @@ class Passage(Struct, frozen=True, kw_only=True):
             "pull_s": round(decision.pull_s, 6),
             "prefill_s": round(decision.prefill_s, 6),
         }
+        if self.bound:
+            told["bound"] = self.bound
+        return told
 
     def note_first_byte(self, dispatched: Dispatched, charge: Charge) -> None:
         """Compare the estimate with what happened, and learn from it."""

@@ -1,9 +1,10 @@
--- Workers that serve requests: who is there, until when, by this server's clock. And what the
--- operator wishes of the fleet.
+-- Workers that serve requests: who is there, until when, by this server's clock, and which of them
+-- keeps a stored response. And what the operator wishes of the fleet.
 --
 -- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline,
 -- wish HASH generation, record; worker_orders HASH worker -> order, and orders_changed HASH
--- generation, which counts changes of them; polls HASH engine -> deadline, router. None has a time to live: a policy of volatile-lru must not evict them.
+-- generation, which counts changes of them; polls HASH engine -> deadline, router; responses HASH
+-- response -> worker, response_ends ZSET response -> deadline. None has a time to live: a policy of volatile-lru must not evict them.
 
 local function now_s()
   local time = redis.call('TIME')
@@ -103,6 +104,37 @@ local function claim_poll(keys, args)
   return holder
 end
 
+-- Which workers keep responses, for so long: names and workers in turn. What is over goes, and the
+-- oldest of too many.
+local function note_responses(keys, args)
+  local workers, ends = keys[1] .. 'responses', keys[1] .. 'response_ends'
+  local now, ttl_s, most = now_s(), tonumber(args[1]), tonumber(args[2])
+  for i = 3, #args, 2 do
+    redis.call('HSET', workers, args[i], args[i + 1])
+    redis.call('ZADD', ends, string.format('%.6f', now + ttl_s), args[i])
+  end
+  local over = redis.call('ZRANGEBYSCORE', ends, '-inf', string.format('%.6f', now), 'LIMIT', 0, #args + 100)
+  for _, response in ipairs(over) do
+    redis.call('ZREM', ends, response)
+    redis.call('HDEL', workers, response)
+  end
+  local oldest = redis.call('ZPOPMIN', ends, math.max(0, redis.call('HLEN', workers) - most))
+  for i = 1, #oldest, 2 do
+    redis.call('HDEL', workers, oldest[i])
+  end
+  return 1
+end
+
+local function response_worker(keys, args)
+  local ends = redis.call('ZMSCORE', keys[1] .. 'response_ends', args[1])[1]
+  if not ends or tonumber(ends) <= now_s() then
+    return ''
+  end
+  return redis.call('HGET', keys[1] .. 'responses', args[1]) or ''
+end
+
+redis.register_function { function_name = LIBRARY .. '_note_responses', callback = note_responses }
+redis.register_function { function_name = LIBRARY .. '_response_worker', callback = response_worker, flags = { 'no-writes' } }
 redis.register_function { function_name = LIBRARY .. '_claim_poll', callback = claim_poll, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_announce', callback = announce, flags = { 'allow-oom' } }
 redis.register_function { function_name = LIBRARY .. '_withdraw', callback = withdraw, flags = { 'allow-oom' } }

@@ -90,7 +90,7 @@ async def test_a_model_that_nobody_announces_is_unknown_in_the_end(rig):
 async def all_whole(rig, *engines):
     """A router that has these workers and takes its list for whole; it waits a moment only."""
     router = await rig.start(*engines, worker_wait_s=0.3)
-    await until(lambda: router.roster._workers.is_whole)
+    await until(router.roster.is_whole)
     return router
 
 
@@ -274,7 +274,7 @@ async def test_a_model_that_is_gone_for_good_is_unknown_and_nobody_waits_for_it(
     await until_gone(rig, leaving)
     for _ in range(2):
         router.reload()
-    await until(lambda: router.roster._workers.is_whole)
+    await until(router.roster.is_whole)
 
     assert (await rig.post(model="other"))[0] == 404
     assert waiting(router) == 0

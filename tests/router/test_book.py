@@ -4,12 +4,14 @@ import asyncio
 
 import pytest
 
-from prefixfleet.router.book import NEVER, Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import NEVER, Load
 
 
 @pytest.fixture
-def book():
-    return Book(clock=lambda: 5.0)
+def book(clock):
+    clock.now_s = 5.0
+    return Book(clock)
 
 
 def test_a_request_is_charged_before_it_answers(book):
@@ -50,15 +52,53 @@ def test_equal_requests_are_released_one_by_one(book):
         assert book.load("w") == Load(queued_tokens=9, queued_requests=1, busy_s=0.009)
 
 
-def test_a_prefill_that_overlaps_another_is_not_alone(book):
-    with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as first:
-        with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as second:
-            assert not first.alone
-            assert not second.alone
+def prefill(book, **other):
+    return book.charged("w", **{"tokens": 1, "sequences": 1, "expected_s": 0.001} | other)
 
-        first.first_byte(6.0)
-        with book.charged("w", tokens=1, sequences=1, expected_s=0.001) as third:
-            assert third.alone
+
+def test_a_prefill_that_waited_for_another_took_the_time_from_then_on(book, clock):
+    with prefill(book) as first, prefill(book) as second:
+        for charge in (first, second):
+            clock.advance(2.0)
+            charge.first_byte(clock())
+
+    assert (first.prefill_s, second.prefill_s) == (2.0, 2.0)
+    assert not first.alone
+    assert not second.alone
+    with prefill(book) as third:
+        assert third.alone
+
+
+def test_what_a_prefill_took_is_not_known_beside_answers_that_come_whole(book, clock):
+    with prefill(book, streamed=False), prefill(book) as beside:
+        beside.first_byte(clock())
+    with prefill(book) as before:
+        with prefill(book, streamed=False) as whole:
+            clock.advance(1.0)
+            whole.first_byte(clock())
+        before.first_byte(clock())
+    with prefill(book) as after:
+        after.first_byte(clock())
+
+    assert (beside.prefill_s, before.prefill_s, after.prefill_s) == (None, None, 0.0)
+
+
+def test_what_a_prefill_took_is_not_known_when_another_was_abandoned_meanwhile(book, clock):
+    with prefill(book) as charge:
+        with prefill(book):
+            clock.advance(1.0)
+        charge.first_byte(clock())
+
+    assert charge.prefill_s is None
+
+
+def test_of_the_time_that_other_routers_prefills_share_a_part_counts(book, clock):
+    with prefill(book, tokens=100) as charge:
+        book.hear({"w": Load(queued_tokens=300, queued_requests=1)})
+        clock.advance(4.0)
+        charge.first_byte(clock())
+
+    assert charge.prefill_s == 1.0
 
 
 def test_a_prefill_that_ends_without_a_first_byte_starts_the_next_ones_time(book, clock):

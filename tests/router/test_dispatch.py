@@ -240,12 +240,12 @@ def test_a_prefill_is_learned_without_the_seconds_of_loading(dispatcher):
     charge = dispatcher.book.charge(worker.name, tokens=1, sequences=1, expected_s=1.0)
     charge.first_byte(charge.started_s + decision.load_s + decision.prefill_s)
 
-    before = dispatcher.prefill_model(worker)
+    before = dispatcher.speeds.of(worker.record)
     dispatcher.learn(sent, prompt, charge)
 
     assert decision.load_s == LOAD_S  # not for 2 s, which the blocks would take
     assert sent.plan.budget_s == LOAD_S
-    after = dispatcher.prefill_model(worker)
+    after = dispatcher.speeds.of(worker.record)
     assert after.samples == 1
     assert after.coefficients == pytest.approx(before.coefficients)
 
@@ -258,10 +258,10 @@ def test_a_first_token_before_all_was_moved_is_no_prefill_in_no_time(dispatcher)
     charge = dispatcher.book.charge(worker.name, tokens=1, sequences=1, expected_s=1.0)
     charge.first_byte(charge.started_s + sent.decision.load_s / 2)
 
-    before = dispatcher.prefill_model(worker)
+    before = dispatcher.speeds.of(worker.record)
     dispatcher.learn(sent, prompt, charge)
 
-    assert dispatcher.prefill_model(worker) == before
+    assert dispatcher.speeds.of(worker.record) == before
 
 
 def test_sources_that_are_done_sending_are_forgotten(dispatcher):

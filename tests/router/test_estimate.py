@@ -4,7 +4,13 @@ import random
 
 import pytest
 
-from prefixfleet.router.estimate import LinkSpeed, first_guess, observe, pull_seconds
+from prefixfleet.router.estimate import (
+    LinkSpeed,
+    Prefills,
+    first_guess,
+    pull_seconds,
+)
+from prefixfleet.router.estimate import observe as observe_all
 
 TRUE = (0.02, 0.8, 0.05)  # s, s per 1,000 tokens, s per million
 
@@ -12,6 +18,12 @@ TRUE = (0.02, 0.8, 0.05)  # s, s per 1,000 tokens, s per million
 def true_seconds(tokens, cached):
     n, p = tokens / 1_000, cached / 1_000
     return TRUE[0] + TRUE[1] * (n - p) + TRUE[2] * (n * n - p * p)
+
+
+def observe(model, tokens, cached, seconds):
+    one = Prefills()
+    one.add(tokens, cached, seconds)
+    return observe_all(model, one)
 
 
 def test_the_first_guess_is_the_workers_own_figure():
@@ -67,6 +79,62 @@ def test_equal_prompts_only_do_not_blow_up_the_model():
 
     assert model.seconds(1_000, 0) == pytest.approx(2.0, rel=0.05)
     assert 0 < model.seconds(2_000, 0) < 20
+
+
+@pytest.mark.parametrize("tokens_per_s", [3e3, 1e6])
+@pytest.mark.parametrize("most_s", [0.03, 0.3, 30.0])
+def test_prompts_that_are_nearly_alike_never_drive_the_estimate_out_of_what_was_seen(
+    tokens_per_s, most_s
+):
+    """Their noise lies in directions that they tell nothing of."""
+    for seed in range(5):
+        rng = random.Random(seed)
+        model = first_guess(tokens_per_s)
+        for number in range(1_000):
+            tokens = rng.choice((745, 746, 761))
+            cached = 720 - rng.choice((0, 0, 16))
+            model = observe(model, tokens, cached, rng.uniform(most_s / 20, most_s))
+            assert number < 50 or most_s / 20 < model.seconds(tokens, cached) < 2 * most_s
+
+        assert model.seconds(761, 0) < 30 * most_s + 761 / tokens_per_s
+
+
+def test_one_hiccup_is_no_speed():
+    model = first_guess(1e6)
+    for _ in range(30):
+        model = observe(model, 500, 0, 0.1)
+    after = observe(model, 500, 0, 300.0)
+
+    assert after.seconds(500, 0) < 0.2
+    for _ in range(30):
+        after = observe(after, 500, 0, 0.1)
+    assert after.seconds(500, 0) == pytest.approx(0.1, rel=0.1)
+
+
+def test_an_estimate_that_is_far_too_high_comes_down_in_a_few_prefills():
+    model = first_guess(50.0)  # 10 s for 500 tokens
+    for _ in range(20):
+        model = observe(model, 500, 0, 0.1)
+
+    assert model.seconds(500, 0) < 0.2
+
+
+def test_prefills_in_a_row_tell_as_much_together_as_one_by_one():
+    """Whoever of a batch answered first: only their sum is known."""
+    rng = random.Random(6)
+    model = first_guess(1_000.0)
+    for _ in range(100):
+        row, seconds = Prefills(), 0.0
+        for _ in range(rng.randrange(1, 8)):
+            tokens = rng.randrange(100, 8_000)
+            cached = rng.randrange(0, tokens)
+            seconds += true_seconds(tokens, cached)
+            row.add(tokens, cached, 0.0)
+        row.seconds = seconds
+        model = observe_all(model, row)
+
+    for tokens, cached in [(500, 0), (4_000, 0), (4_000, 3_500), (7_500, 100)]:
+        assert model.seconds(tokens, cached) == pytest.approx(true_seconds(tokens, cached), rel=0.1)
 
 
 def test_nothing_is_pulled_in_no_time():

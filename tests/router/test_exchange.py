@@ -8,7 +8,8 @@ from eventually import until
 from redis_servers import new_fleet
 from router_rig import Rig
 
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.exchange import Exchange
 from prefixfleet.router.kept_running import kept_running
@@ -66,8 +67,7 @@ def test_others_load_is_added_and_their_prefills_go_on(clock):
     book = Book(clock)
     book.hear({"w": Load(100, 1, 2, 1.0)})
 
-    with book.charged("w", tokens=10, sequences=1, expected_s=0.2) as charge:
-        assert not charge.alone
+    with book.charged("w", tokens=10, sequences=1, expected_s=0.2):
         assert book.load("w") == Load(110, 2, 2, 1.2)
         assert book.own() == {"w": Load(10, 1, 0, 0.2)}
         clock.advance(0.5)

@@ -18,7 +18,7 @@ from upstreams import (
     whole,
 )
 
-from prefixfleet.router.book import Load
+from prefixfleet.router.charge import Load
 from prefixfleet.router.upstream import may_resend
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"

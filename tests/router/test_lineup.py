@@ -13,7 +13,8 @@ from msgspec import structs
 from upstreams import NAMESPACE
 
 from prefixfleet.router import journal
-from prefixfleet.router.book import Book, Load
+from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Load
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
@@ -111,7 +112,7 @@ class Fleet:
         decision = structs.replace(best_for(TOKENS, self.idle(name)), pull_s=0.0)
         for dispatcher in (self.lined_up, self.compared):
             done = dispatcher.bind("r", decision, CHAINS, [served])
-            charge = SimpleNamespace(alone=True, first_byte_s=seconds, started_s=0.0)
+            charge = SimpleNamespace(alone=True, prefill_s=seconds)
             dispatcher.learn(done, Prompt(tokens=TOKENS), charge)
 
     def idle(self, name):

@@ -38,7 +38,6 @@ WITH_SYSTEM = [
 ]
 NOT_TEXT = [
     ("/v1/responses", {"input": LONG, "tools": [{"type": "function", "name": "f"}]}),
-    ("/v1/responses", {"input": LONG, "previous_response_id": "resp_1"}),
     ("/v1/responses", {"input": [{"type": "function_call_output", "output": LONG}]}),
     ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_image"}]}]}),
     ("/v1/responses", {"input": []}),

@@ -10,7 +10,7 @@ from eventually import until
 from router_rig import chain_of
 from upstreams import EVENTS, for_ever, streaming, whole
 
-from prefixfleet.router.book import Load
+from prefixfleet.router.charge import Load
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
 

@@ -1,5 +1,7 @@
 """Time between tokens: learned, predicted for the end of a prefill, and refused above its limit."""
 
+import random
+
 import pytest
 from upstreams import EVENTS, streaming
 
@@ -34,6 +36,16 @@ def test_more_sequences_are_never_expected_to_be_faster():
         line.observe(sequences, seconds)
 
     assert line.seconds(100) >= line.seconds(1) >= 0.0
+
+
+@pytest.mark.parametrize("most", [2, 64, 10_000])
+def test_noise_of_streams_that_were_nearly_alike_is_no_steep_line(most):
+    rng, line = random.Random(1), Line()
+    for _ in range(500):
+        line.observe(rng.choice((most - 1, most)), rng.uniform(0.01, 0.03))
+        for sequences in (1, most // 2, 2 * most, 10 * most):
+            times = max(1.0, sequences / (most - 1))
+            assert 0.0 <= line.seconds(sequences) <= 0.031 * times
 
 
 def test_a_worker_that_changes_is_followed():

@@ -40,10 +40,10 @@ class Clock:
         return self.now
 
 
-def worker(name):
+def worker(name, tokens_per_s=TOKENS_PER_S):
     record = WorkerRecord(
         worker=name, node=f"node-{name}", url="http://x", model="m", model_path="", namespace={},
-        block_bytes=1, max_model_tokens=1, prefill_tokens_per_s=TOKENS_PER_S,
+        block_bytes=1, max_model_tokens=1, prefill_tokens_per_s=tokens_per_s,
     )  # fmt: skip
     return Worker(record, None, NAMESPACE, 16)
 
@@ -255,6 +255,41 @@ async def test_requests_spread_over_the_workers_that_are_free(make_turns, book, 
     await asyncio.gather(*tasks)
 
     assert sorted(taken) == ["a", "b"]
+
+
+async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goes_meanwhile(
+    make_turns, book, clock
+):
+    """With hundreds that wait nothing else would be done."""
+    judged = []
+
+    def takes_a_while(_):
+        judged.append(clock.now)
+        clock.now += 0.01
+
+    turns = make_turns(decided=takes_a_while)
+    workers = [worker("fast"), worker("free but slow", tokens_per_s=1.0)]
+    with book.charged("fast", tokens=9000, sequences=1, expected_s=9.0):
+        asked = [ask(turns, str(n), 1000 + n, workers, clock) for n in range(20)]
+        await asyncio.sleep(0)
+        assert len(turns) == 20
+        clock.now += 1.0
+        turns.look()
+        before = len(judged)
+        for _ in range(50):
+            turns.look()
+        assert len(judged) == before
+
+        clock.now += 2.0
+        turns.look()
+        assert len(judged) > before + 20
+        before = len(judged)
+    turns.look()
+    assert len(judged) == before + 1
+    assert (await asked[0]).worker.name == "fast"
+    for request in asked[1:]:
+        request.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)
 
 
 async def test_with_another_policy_a_request_goes_at_once_and_is_decided_once(

@@ -9,6 +9,7 @@ from prefixfleet.router.waiting import (
     Waiting,
     expected_wait,
     most_urgent,
+    next_by_wish,
     next_to_go,
     response_ratio,
 )
@@ -114,6 +115,30 @@ def test_the_work_of_one_turn_is_bounded():
     )
 
     assert len(asked) == 2 * MAX_CONSIDERED - 1  # the first in the queue has nobody before it
+
+
+def test_only_those_whose_last_wish_is_free_are_judged_again():
+    asked = []
+    queue = [waiting(0.0, 1.0) for _ in range(6)]
+    for number, request in enumerate(queue):
+        request.wish = ("busy", "idle")[number % 2]
+
+    def decide(request):
+        asked.append(request)
+        return decision("busy" if len(asked) == 1 else "idle")
+
+    went = next_by_wish(queue, 1.0, decide, lambda name: name == "idle")
+
+    assert went == (queue[3], decision("idle"))
+    assert asked == [queue[1], queue[3]]
+    assert [request.wish for request in queue[:4]] == ["busy", "busy", "busy", "idle"]
+
+
+def test_nobody_goes_by_a_wish_that_is_busy():
+    queue = [waiting(0.0, 1.0)]
+    queue[0].wish = "busy"
+
+    assert next_by_wish(queue, 1.0, lambda w: decision("idle"), lambda n: n == "idle") is None
 
 
 def test_who_waits_alone_for_a_worker_is_judged_once():

@@ -21,6 +21,7 @@ from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 from prefixfleet.store.redis_acl import CALLED, CALLED_INSIDE, CONNECTING, acl_rules
 from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.stored_responses import StoredResponses
 from prefixfleet.store.worker_orders import WorkerOrders
 
 CHAIN = chain_of("acl", 300)
@@ -101,6 +102,11 @@ async def do_everything(url):
     rights = PollRights(url, "f", "r", timeout_s=20)
     assert await rights.claim("http://e:1", ttl_s=0.01)
     await rights.close()
+    responses = StoredResponses(url, "f", most=1, timeout_s=20)
+    await responses.note({b"over": "w"})
+    await responses.note({b"there": "w"})
+    assert await responses.worker_of(b"there") == "w"
+    await responses.close()
 
 
 async def test_everything_works_as_a_user_with_these_rules_and_needs_each_of_them(user_url, admin):

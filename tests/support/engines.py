@@ -116,6 +116,7 @@ class Engine:
             self._log = settings.log_file
             environ = engine_environ(settings, os.environ) | {
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
+                "VLLM_ENABLE_RESPONSES_API_STORE": "1",
                 "VLLM_RPC_BASE_PATH": str(self._log.parent),  # else it leaves sockets in /tmp
             }
             command = [*engine_command(settings, port), *options]

@@ -29,6 +29,7 @@ from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import NodeRecord, WorkerRecord
 from prefixfleet.store.redis_index import RedisIndex
 from prefixfleet.store.registry import WorkerRegistry
+from prefixfleet.store.stored_responses import StoredResponses
 from prefixfleet.store.worker_orders import WorkerOrders
 
 LEASE_S = 60.0  # no test outlives it: what ends a lease in a test is the test
@@ -76,7 +77,9 @@ class Rig:
         self.stack.push_async_callback(loads.close)
         polls = PollRights(self.redis_url, self.fleet, secrets.token_hex(8), timeout_s=20)
         self.stack.push_async_callback(polls.close)
-        fleet = Fleet(self.index, self.registry, SECRET, orders, loads, polls=polls)
+        responses = StoredResponses(self.redis_url, self.fleet, timeout_s=20)
+        self.stack.push_async_callback(responses.close)
+        fleet = Fleet(self.index, self.registry, SECRET, orders, loads, None, polls, responses)
         settings = {"slow_start_s": 0, "worker_wait_s": 0, "health_interval_s": 0} | settings
         router = Router(fleet, RouterSettings(port=0, **settings))
         self.router = await self.stack.enter_async_context(router)

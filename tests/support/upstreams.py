@@ -70,6 +70,7 @@ class FakeEngine:
     tokenizes: bool = True  # has a route that tells the tokens of a text
     adapters: dict[str, str] = field(default_factory=dict)  # digests by name
     behave: Behaviour | None = None
+    read: Behaviour | None = None  # answers who reads or cancels a stored response
     probe: Behaviour | None = None  # answers the one-token probes of the parity check
     tokens: Tokens = field(init=False)
     url: str = ""
@@ -77,6 +78,7 @@ class FakeEngine:
     seen_headers: list[dict[str, str]] = field(default_factory=list)
     raw: list[bytes] = field(default_factory=list)
     paths: list[str] = field(default_factory=list)
+    stored: dict[str, str] = field(default_factory=dict)  # responses, by id
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     _runner: web.AppRunner | None = None
 
@@ -107,6 +109,8 @@ class FakeEngine:
         app.router.add_get("/v1/models", self._models)
         for path in READERS:
             app.router.add_post(path, self._prompt)
+        app.router.add_get("/v1/responses/{id:[^/]+}", self._read)
+        app.router.add_post("/v1/responses/{id:[^/]+}/cancel", self._read)
         for path in UNPLANNED:
             app.router.add_post(path, self._echo)
         self._runner = web.AppRunner(
@@ -146,6 +150,16 @@ class FakeEngine:
             for name in self.adapters
         ]
         return web.json_response({"object": "list", "data": cards})
+
+    async def _read(self, request: web.Request) -> web.StreamResponse:
+        self.paths.append(request.path_qs)
+        self.seen_headers.append(dict(request.headers))
+        self.raw.append(await request.read())
+        try:
+            return await (self.read or read_stored)(self, request, {})
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
 
     async def _echo(self, request: web.Request) -> web.Response:
         self.raw.append(await request.read())
@@ -210,6 +224,53 @@ async def whole(engine: FakeEngine, request: web.Request, asked: Asked) -> web.S
     if not engine.plain:
         body["kv_transfer_params"] = {"prefixfleet": asdict(engine.outcome(request, asked))}
     return web.json_response(body)
+
+
+def not_kept(response: str) -> dict[str, Any]:
+    """What vLLM says of a response that it does not have."""
+    told = f"Response with id '{response}' not found."
+    error = {"message": told, "type": "invalid_request_error", "param": "response_id", "code": 404}
+    return {"error": error}
+
+
+def events_of(engine: "FakeEngine", response: str) -> list[bytes]:
+    """The stream of a response, of more than one write, as vLLM begins and ends one."""
+    event = (
+        b'event: response.%s\ndata: {"response":%s,"sequence_number":%d,"type":"response.%s"}\n\n'
+    )
+    whole = msgspec.json.encode({"id": response, "object": "response", "model": engine.name})
+    kinds = (b"response.created", b"response.in_progress", b"response.completed")
+    return [event % (kind, whole, number, kind) for number, kind in enumerate(kinds)]
+
+
+async def storing(engine: "FakeEngine", request: web.Request, asked: Asked) -> web.StreamResponse:
+    """An engine that keeps its responses, unless they say not; each has the id that ``asked``
+    names in ``metadata`` or one of its own."""
+    previous = asked.get("previous_response_id")
+    if previous is not None and previous not in engine.stored:
+        return web.json_response(not_kept(previous), status=404)
+    name = (asked.get("metadata") or {}).get("id") or f"resp_{engine.name}{len(engine.seen)}"
+    if asked.get("store", True):
+        engine.stored[name] = engine.name
+    if asked.get("stream"):
+        return await streaming(*events_of(engine, name))(engine, request, asked)
+    text = '{"id":"resp_of_the_model"}'
+    output = [{"id": "msg_1", "type": "message", "content": [{"text": text}]}]
+    answer = {"id": name, "object": "response", "status": "completed", "output": output}
+    return web.json_response(answer | {"served_by": engine.name})
+
+
+async def read_stored(
+    engine: "FakeEngine", request: web.Request, asked: Asked
+) -> web.StreamResponse:
+    """A stored response, as vLLM gives it: whole, its events again, or cancelled."""
+    name = request.match_info["id"]
+    if name not in engine.stored:
+        return web.json_response(not_kept(name), status=404)
+    if request.query.get("stream") == "true":
+        return await streaming(*events_of(engine, name))(engine, request, asked)
+    status = "cancelled" if request.method == "POST" else "completed"
+    return web.json_response({"id": name, "status": status, "served_by": engine.name})
 
 
 EVENTS = (

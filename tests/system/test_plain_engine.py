@@ -55,27 +55,10 @@ def plain_engine(tmp_path_factory, model):
 async def test_its_events_lead_prompts_to_it_and_name_every_block(
     plain_engine, model, redis_url, tmp_path
 ):
-    engine, events, replay = plain_engine
-    (tmp_path / "workers.json").write_text(
-        json.dumps(
-            {
-                "workers": [
-                    {
-                        "name": "plain",
-                        "url": engine.url,
-                        "model": "model",
-                        "model_path": str(model),
-                        "events": events,
-                        "replay": replay,
-                        "block_tokens": BLOCK_TOKENS,
-                    }
-                ]
-            }
-        )
-    )
+    workers = _workers_file(tmp_path, plain_engine, model)
     async with AsyncExitStack() as stack:
         rig = Rig(model, stack, redis_url)
-        router = await rig.start(records=[], ready=1, workers_file=tmp_path / "workers.json")
+        router = await rig.start(records=[], ready=1, workers_file=workers)
 
         (node,) = (entry.node for entry in router.entries().values())
 
@@ -113,6 +96,66 @@ async def test_its_events_lead_prompts_to_it_and_name_every_block(
         (numbers,) = router.engines.numbers().values()
         assert numbers["whole"]
         assert router.degraded.modes() == []
+
+
+async def test_a_response_that_it_keeps_is_found_again(plain_engine, model, redis_url, tmp_path):
+    """Each form in which vLLM gives a response's id, and what it says to those who come back."""
+    workers = _workers_file(tmp_path, plain_engine, model)
+    async with AsyncExitStack() as stack:
+        rigs = [Rig(model, stack, redis_url)]
+        rigs.append(Rig(model, stack, redis_url, fleet=rigs[0].fleet))
+        for rig in rigs:
+            await rig.start(records=[], ready=1, workers_file=workers)
+        one, other = rigs
+        asked = {"model": "model", "input": "Hello", "max_output_tokens": 4, "temperature": 0}
+
+        async def create(**fields):
+            return (await one.post("/v1/responses", **asked | fields))[::2]
+
+        async def ask(path, method="GET"):
+            async with other.client.request(method, f"/v1/responses/{path}") as answer:
+                return answer.status, await answer.read()
+
+        status, first = await create()
+        assert status == 200, first
+        status, read = await ask(first["id"])
+        assert (status, json.loads(read)["output"]) == (200, first["output"])
+        status, told = await ask(f"{first['id']}/cancel", "POST")
+        assert (status, json.loads(told)["error"]["param"]) == (400, "response_id")
+        status, second = await create(previous_response_id=first["id"])
+        assert status == 200, second
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+        async with one.client.post("/v1/responses", json=asked | {"stream": True}) as answer:
+            events = (await answer.read()).decode()
+        (name,) = {event.partition('"')[0] for event in events.split('"id":"resp_')[1:]}
+        assert (await ask(f"resp_{name}"))[0] == 200
+
+        status, queued = await create(background=True, stream=False)
+        assert (status, queued["status"]) == (200, "queued")
+
+        async def ended():
+            status = json.loads((await ask(queued["id"]))[1])["status"]
+            return status not in ("queued", "in_progress")
+
+        await until(ended)
+        assert one.router.metrics.unread_response_ids._value.get() == 0
+
+
+def _workers_file(folder, plain_engine, model):
+    engine, events, replay = plain_engine
+    worker = {
+        "name": "plain",
+        "url": engine.url,
+        "model": "model",
+        "model_path": str(model),
+        "events": events,
+        "replay": replay,
+        "block_tokens": BLOCK_TOKENS,
+    }
+    path = folder / "workers.json"
+    path.write_text(json.dumps({"workers": [worker]}))
+    return path
 
 
 def _count(router, text):

@@ -1,0 +1,117 @@
+"""What a request costs a worker: its charge, and the page of all that are in flight there."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+NEVER = float("-inf")
+
+
+class Load(Struct, frozen=True):
+    """Requests in flight on one worker: prefills that wait for their first byte, and decodes."""
+
+    queued_tokens: int = 0
+    queued_requests: int = 0
+    decoding: int = 0  # sequences being generated
+    busy_s: float = 0.0  # until the prefills in flight are done, by their estimates
+
+    def __add__(self, other: "Load") -> "Load":
+        """Both together: an engine computes prefills one after the other."""
+        return Load(
+            self.queued_tokens + other.queued_tokens,
+            self.queued_requests + other.queued_requests,
+            self.decoding + other.decoding,
+            self.busy_s + other.busy_s,
+        )
+
+
+NO_LOAD = Load()
+
+
+class Charge(Struct, eq=False):
+    """One request's part in a worker's load. Owned by the task that serves the request."""
+
+    worker: str
+    tokens: int
+    sequences: int
+    started_s: float
+    expected_s: float  # of its prefill, as estimated when it was sent
+    streamed: bool  # its first byte is its first token, not its whole answer
+    page: "Page"
+    first_byte_s: float | None = None
+    prefill_s: float | None = None  # what it took, see `Page.spent_on`
+    alone: bool = True  # no other prefill of this router was in flight there while this one was
+
+    def first_byte(self, now: float) -> None:
+        """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
+        if self.first_byte_s is None:
+            self.first_byte_s = now
+            self.prefill_s = self.page.spent_on(self, now)
+            self.page.end_prefill(self, now)
+            self.page.begin_decode(self)
+
+
+@dataclass(slots=True)
+class Page:
+    """Running sums, so that a look at the load costs the same whatever is in flight."""
+
+    note: Callable[[str], None]  # told of every change
+    waiting: set[Charge] = field(default_factory=set)
+    queued_tokens: int = 0
+    expected_s: float = 0.0
+    decoding: int = 0
+    decodes: set[Charge] = field(default_factory=set)
+    since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
+    whole_answers: int = 0  # that wait, whose first byte does not tell when their prefill ended
+    unclear_s: float = NEVER  # until then nobody knows which prefill ran when
+    others: Load = NO_LOAD  # what other routers have there
+
+    def begin_prefill(self, charge: Charge) -> None:
+        if self.waiting:
+            charge.alone = False
+            if len(self.waiting) == 1:  # of several, none is alone already
+                next(iter(self.waiting)).alone = False
+        self.waiting.add(charge)
+        self.queued_tokens += charge.tokens
+        self.expected_s += charge.expected_s
+        self.whole_answers += not charge.streamed
+        self.note(charge.worker)
+
+    def spent_on(self, charge: Charge, now: float) -> float | None:
+        """Seconds of the worker for a prefill that ends now: since it came or the last one ended,
+        whichever is later; None where that is not known.
+
+        Of the time in which other routers' prefills wait there too, this router's have a part by
+        their tokens.
+        """
+        if self.whole_answers or charge.started_s < self.unclear_s:
+            return None
+        part = self.queued_tokens / max(1, self.queued_tokens + self.others.queued_tokens)
+        return part * (now - max(charge.started_s, self.since_s))
+
+    def end_prefill(self, charge: Charge, now: float) -> None:
+        """However it ended: with its first byte, refused, or given up by its client."""
+        self.since_s = now  # the next one begins; else the worker would look free too early
+        if charge.first_byte_s is None or not charge.streamed:
+            self.unclear_s = now
+        self.whole_answers -= not charge.streamed
+        self.waiting.discard(charge)
+        self.queued_tokens -= charge.tokens
+        # Sums of floats drift: an empty page is exactly zero
+        self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0
+        self.note(charge.worker)
+
+    def begin_decode(self, charge: Charge) -> None:
+        self.decoding += charge.sequences
+        self.decodes.add(charge)
+        self.note(charge.worker)
+
+    def end_decode(self, charge: Charge) -> None:
+        self.decoding -= charge.sequences
+        self.decodes.discard(charge)
+        self.note(charge.worker)
+
+    def load(self, now: float) -> Load:
+        busy_s = self.expected_s - (now - self.since_s) if self.waiting else 0.0
+        return Load(self.queued_tokens, len(self.waiting), self.decoding, max(0.0, busy_s))

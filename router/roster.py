@@ -18,7 +18,7 @@ from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
 from prefixfleet.router.examiner import LAST_RETRY_S, Ask, Examine, Examiner
 from prefixfleet.router.orders import Orders
-from prefixfleet.router.seat import Seat, Standing, all_drained, ready_for
+from prefixfleet.router.seat import Seat, Standing, all_drained, models_of, ready_for
 from prefixfleet.router.worker import Worker
 from prefixfleet.router.worker_list import WorkerList
 from prefixfleet.store.errors import IndexUnavailable
@@ -52,6 +52,7 @@ class Roster:
         self._joined = joined
         self._seats: dict[str, Seat] = {}
         self._ready: dict[str, Sequence[Worker]] = {}  # by model; empty after each change
+        self._told = ""  # the models there are, for who asks for another one; likewise
         self._served: dict[str, Collection[str]] = {}  # models of workers that were ready
         self._arrival = asyncio.Event()
 
@@ -68,11 +69,10 @@ class Roster:
         if ready := ready_for(self._seats.values(), model):
             self._ready[model] = ready
             return ready
-        models = {name for seat in self._seats.values() for name in seat.models}
-        served = models.union(*self._served.values())
-        if self.is_whole() and models and model not in served:
+        if self.is_whole() and self._seats and not self._expects(model):
+            told = self._told = self._told or some(models_of(self._seats.values()))
             raise UnknownModel(
-                f"the model {model!r:.200} does not exist; this fleet serves {some(models)}",
+                f"the model {model!r:.200} does not exist; this fleet serves {told}",
                 param="model",
             )
         if self.is_whole() and all_drained(self._seats, self._served, model):
@@ -84,6 +84,16 @@ class Roster:
         raise NoWorker(
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
+
+    def _expects(self, model: str) -> bool:
+        """Whether anybody serves ``model``, or did and may be back."""
+        known = any(seat.has(model) for seat in self._seats.values())
+        return known or any(model in models for models in self._served.values())
+
+    def _changed(self) -> None:
+        """What was worked out for requests does not hold any more."""
+        self._ready.clear()
+        self._told = ""
 
     def is_whole(self) -> bool:
         """Whether no worker is missing in the list that may be announcing itself still."""
@@ -126,7 +136,7 @@ class Roster:
         if seat and seat.state in EXAMINED:
             log.warning("worker %s is down: %s", name, reason)
             seat.state, seat.reason = "down", reason
-            self._ready.clear()
+            self._changed()
             self._start_examination(seat)
 
     async def look_for_adapters(self, name: str) -> None:
@@ -140,16 +150,16 @@ class Roster:
             self._adapt(seat, adapters)
 
     def _adapt(self, seat: Seat, adapters: Adapters) -> None:
-        if adapters == seat.adapters:
-            return
         name = seat.record.worker
         adapters = bounded(name, adapters, self._degraded)
+        if adapters == seat.adapters:
+            return
         came, went = adapters.keys() - seat.adapters.keys(), seat.adapters.keys() - adapters.keys()
         log.info("worker %s: adapters %s came, %s went", name, some(came), some(went))
         seat.adapt(adapters)
         if seat.state == "ready":
             self._settle(seat)  # requests may be waiting for what came
-        self._ready.clear()
+        self._changed()
         say_claims(self._seats.values(), self._degraded)
 
     async def run(self) -> None:
@@ -175,25 +185,29 @@ class Roster:
     def take(self, records: list[WorkerRecord]) -> None:
         """Make the seats agree with ``records``: new and changed ones are examined."""
         listed = {record.worker: record for record in records}
-        for name in self._seats.keys() - listed.keys():
+        moved = gone = self._seats.keys() - listed.keys()
+        for name in gone:
             log.info("worker %s left", name)
             self._seats.pop(name).stop()
             forget(name, self._degraded)
-            self._ready.clear()
+            self._changed()
         for name, record in listed.items():
             seat = self._seats.get(name)
             if seat is None or _differs(seat.record, record):
                 self._seat(record, seat)
+                moved = moved | {name}
             elif seat.record != record:
                 self._change(seat, record)
+        if moved:
+            say_claims(self._seats.values(), self._degraded)
 
     def _seat(self, record: WorkerRecord, before: Seat | None) -> None:
         if before:
             log.info("worker %s changed its record", record.worker)
             before.stop()
-        seat = self._seats[record.worker] = Seat(record)
-        self._adapt(seat, registered(record))
-        self._ready.clear()
+        adapters = bounded(record.worker, registered(record), self._degraded)
+        seat = self._seats[record.worker] = Seat(record, adapters)
+        self._changed()
         self._start_examination(seat)
 
     def _change(self, seat: Seat, record: WorkerRecord) -> None:
@@ -209,9 +223,9 @@ class Roster:
     def _settle(self, seat: Seat) -> None:
         """An examined worker is what its record says."""
         seat.state, seat.reason = seat.record.state, ""
-        self._ready.clear()
+        self._changed()
         if seat.state == "ready":
-            self._served[seat.record.worker] = seat.models
+            self._served[seat.record.worker] = models_of([seat])
             self._arrival.set()
             self._arrival = asyncio.Event()
 
@@ -230,7 +244,7 @@ class Roster:
     def _refuse(self, seat: Seat, reason: str) -> None:
         seat.state, seat.reason = "refused", reason
         seat.settle(None)
-        self._ready.clear()
+        self._changed()
 
 
 def _differs(before: WorkerRecord, after: WorkerRecord) -> bool:

@@ -30,10 +30,9 @@ class Seat:
     serves: dict[str, Worker] = field(default_factory=dict)
     examination: asyncio.Task[None] | None = field(default=None, repr=False)
 
-    @property
-    def models(self) -> Collection[str]:
-        """What it serves, or will."""
-        return {self.record.model, *self.adapters}
+    def has(self, model: str) -> bool:
+        """Whether it serves ``model``, or will."""
+        return model == self.record.model or model in self.adapters
 
     @property
     def worker(self) -> Worker | None:
@@ -69,11 +68,16 @@ class Seat:
             self.examination = None
 
 
+def models_of(seats: Iterable[Seat]) -> set[str]:
+    """Everything that they serve, or will."""
+    return {name for seat in seats for name in (seat.record.model, *seat.adapters)}
+
+
 def bases_of(seats: Iterable[Seat], model: str) -> set[str]:
     """The models that ``model`` is, or is an adapter of. A model's own name is never an adapter's,
     and an adapter that several models have is that of the first of them: prompts are read
     otherwise for each."""
-    bases = {seat.record.model for seat in seats if model in seat.models}
+    bases = {seat.record.model for seat in seats if seat.has(model)}
     if model in bases:
         return {model}
     return {min(bases)} if bases else bases
@@ -94,7 +98,7 @@ def all_drained(
 ) -> bool:
     """Whether nobody is expected: none is examined or ends, none that ``served`` it is missing."""
     missing = {name for name, models in served.items() if model in models} - seats.keys()
-    states = {seat.record.state for seat in seats.values() if model in seat.models}
+    states = {seat.record.state for seat in seats.values() if seat.has(model)}
     return states == {"draining"} and not missing
 
 
@@ -102,6 +106,6 @@ def claimed_twice(seats: Iterable[Seat]) -> list[str]:
     """Adapters whose name is that of a model, or of an adapter of another model, in order."""
     models: dict[str, set[str]] = {}
     for seat in seats:
-        for name in seat.models:
+        for name in models_of([seat]):
             models.setdefault(name, set()).add(seat.record.model)
     return sorted(name for name, of in models.items() if len(of) > 1)

@@ -194,6 +194,10 @@ async def test_a_name_that_means_two_things_goes_one_way_and_is_said(rig):
     assert await models(rig) == {"tiny": None, "other": None, "both": "other"}
     router.roster.take([engines[0].record(adapters={}), engines[1].record()])
     assert not router.degraded.modes()
+    router.roster.take([engines[0].record()])
+    assert not router.degraded.modes()
+    router.roster.take([engine.record() for engine in engines])  # the model came later
+    assert router.degraded.modes()
 
 
 async def test_of_too_many_adapters_the_first_are_served(rig, monkeypatch):

@@ -35,7 +35,6 @@ class Demotion:
         self._tier = tier
         self._slot = slot
         self._clock = clock
-        self._most = max(1, pool.num_slots // WAITING_SHARE)
         self._turn = asyncio.Lock()
         self._batch_since: float | None = None
         self.waiting = 0
@@ -54,7 +53,8 @@ class Demotion:
         """Write what is worth it. ``victims`` stay in place until this returns; another node
         holds those of them that are ``elsewhere``."""
         worth = self._wanted(victims, elsewhere)
-        wanted = worth[: max(0, self._most - self.waiting)]  # what comes first in a chain
+        most = max(1, self._pool.capacity // WAITING_SHARE)
+        wanted = worth[: max(0, most - self.waiting)]  # what comes first in a chain
         self.refused_busy += len(worth) - len(wanted)
         if not wanted:
             return

@@ -18,6 +18,8 @@ from prefixfleet.store.pool import SlotPool
 
 LOOK_S = 1.0
 """How often the mark is looked at while nothing is taken: it goes down by itself."""
+BUSY = 1 / 60
+"""Slots a second from which on a pool counts as one that stores."""
 WAIT_S = 1.0
 """Whoever needs room waits so long for the index and the disk, then takes what is free."""
 
@@ -40,7 +42,7 @@ class Evictions:
         self._demotion = demotion
         self._on_disk = on_disk
         self._clock = clock
-        self._mark = watermark.start(pool.num_slots, clock())
+        self._mark = watermark.start(pool.capacity, clock())
         self._waiting = 0
         self._taken = 0
         self._refused = 0
@@ -54,7 +56,7 @@ class Evictions:
 
     async def make_room(self, slots: int) -> None:
         """Have ``slots`` slots free, or as many as can be had within `WAIT_S`."""
-        missing = min(slots, self._pool.num_slots) - self._pool.free_slots
+        missing = min(slots, self._pool.capacity) - self._pool.free_slots
         if missing > 0:
             self._waiting += missing
             try:
@@ -62,10 +64,10 @@ class Evictions:
             finally:
                 self._waiting -= missing
 
-    async def admit(self, missing: Sequence[BlockHash], position: int) -> int:
-        """Make room for those of a chain's blocks from ``position`` on that are worth more than
-        what must go for them; how many these are."""
-        room = make_room(self._pool, missing, position)
+    async def admit(self, missing: Sequence[BlockHash]) -> int:
+        """Make room for those of a chain's neighbouring blocks that are worth more than what must
+        go for them; how many these are."""
+        room = make_room(self._pool, missing)
         if self._pool.can_evict:
             self.not_admitted += len(missing) - room.blocks
         else:
@@ -83,6 +85,20 @@ class Evictions:
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
         return task
+
+    async def expel(self, hashes: Sequence[BlockHash]) -> None:
+        """Those of ``hashes``, leaves first, that may go leave, whatever they are worth."""
+        await self._wait(self.start(self._pool.expel(hashes)))
+
+    @property
+    def short(self) -> bool:
+        """Whether what is stored pushes something out: no slot is free beyond the mark."""
+        return self._pool.free_slots <= self._mark.keep_free and self._mark.taken_per_s > BUSY
+
+    @property
+    def spare_slots(self) -> int:
+        """Free slots beyond the mark."""
+        return self._pool.free_slots - self._mark.keep_free
 
     def took(self, slots: int) -> None:
         """Call it after so many slots were taken: the mark of free slots follows."""
@@ -138,7 +154,7 @@ class Evictions:
 
     def _follow(self) -> None:
         self._mark = watermark.follow(
-            self._mark,
+            watermark.resize(self._mark, self._pool.capacity),
             taken=self._taken,
             waiting=self._waiting,
             refused=self._refused,

@@ -49,6 +49,9 @@ class HandedOver:
     last_copies: int
     taken: int
 
+    def __add__(self, other: "HandedOver") -> "HandedOver":
+        return HandedOver(self.last_copies + other.last_copies, self.taken + other.taken)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
@@ -81,7 +84,7 @@ async def hand_over(
     try:
         last = await _last_copies(index, chains, segments)
         peers = [
-            _Peer(record, _room(record))
+            _Peer(record, _room(record, leaving.namespace))
             for member, record in await index.members()
             if member.node != leaving.member.node and record.http
         ]
@@ -151,10 +154,10 @@ async def _last_copies(
     return {block for block in blocks if copies.get(block, 0) <= 1}
 
 
-def _room(record: NodeRecord) -> int:
-    """Slots that are free by what the node said last."""
-    dram = record.stats.get("tiers", {}).get("dram", {})
-    return int(dram.get("slots", 0)) - int(dram.get("resident", 0))
+def _room(record: NodeRecord, namespace: bytes) -> int:
+    """Slots of the namespace that are free by what the node said last."""
+    kind = record.stats.get("kinds", {}).get(namespace.hex(), {})
+    return int(kind.get("slots", 0)) - int(kind.get("resident", 0))
 
 
 async def _post(

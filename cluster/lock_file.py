@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
+from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.errors import ConfigError
 
 
@@ -32,3 +34,19 @@ def locked(path: Path, *, unwritable: str, taken: str) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+@contextlib.contextmanager
+def only_daemon(settings: NodeSettings) -> Iterator[None]:
+    """Hold a node's name in its folder, and remove what a dead daemon of that name left.
+
+    Raises `ConfigError`: see `locked`."""
+    folder, name = settings.runtime_dir, settings.name
+    with locked(
+        folder / f"{name}.lock",
+        unwritable="set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that can be written",
+        taken=f"a daemon of node {name!r} already runs in {folder}; set PREFIXFLEET_NODE_NAME so "
+        "that every daemon has its own",
+    ):
+        (SHARED_MEMORY / f"{pool_prefix(folder)}{name}").unlink(missing_ok=True)
+        yield

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
@@ -18,9 +18,8 @@ from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
 from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.holders import Holders
-from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
-from prefixfleet.cluster.lock_file import locked
+from prefixfleet.cluster.lock_file import only_daemon
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
 from prefixfleet.cluster.node_report import NodeReport
@@ -113,7 +112,7 @@ class NodeDaemon:
 
     async def __aenter__(self) -> Self:
         async with self._stack:
-            self._stack.enter_context(_only_daemon(self.settings))
+            self._stack.enter_context(only_daemon(self.settings))
             self._opener.disk = self._stack.enter_context(held_disk(self.settings))
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
@@ -150,12 +149,14 @@ class NodeDaemon:
     async def hand_over(self, within_s: float) -> HandedOver:
         """Let peers pull what only this node has; the node serves on meanwhile."""
         deadline = asyncio.get_running_loop().time() + within_s
-        if self._pool is None or (member := self._announcer.member) is None:
-            return HandedOver(0, 0)
-        pool, digest = self._pool.host.pool, self._pool.host.kind.digest
-        leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
-        chains = list(pool.chains())
-        done = await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
+        done = HandedOver(0, 0)
+        if (member := self._announcer.member) is None:
+            return done
+        for digest, opened in self._opener.pools.items():
+            pool = opened.host.pool
+            leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
+            chains = list(pool.chains())
+            done += await hand_over(leaving, self._index, chains, pool.segments_of, deadline)
         log.info("%d of %d last copies are with peers", done.taken, done.last_copies)
         return done
 
@@ -177,14 +178,11 @@ class NodeDaemon:
         """See `NodeReport.status`."""
         return self._report.status()
 
-    @property
-    def _pool(self) -> OpenPool | None:
-        return self._opener.pool
-
     async def _welcome(self, hello: Hello) -> tuple[NodeCache, dict[str, Any]]:
-        """Open the pool for the first engine, refuse one that does not fit it."""
+        """Open the pool for the first engine of a namespace, refuse one that does not fit."""
         kind = Kind.of(hello, self._secret)
         pool = await self._opener.open_for(kind, self._announcer)
+        pool.engines[hello.engine] += 1
         log.info("engine %s, %s of rank %d, is here", hello.engine, hello.role, hello.rank)
         if self._engine_caches:
             self._engine_caches.came(hello)
@@ -198,25 +196,35 @@ class NodeDaemon:
         }
 
     def _gone(self, hello: Hello) -> None:
+        engines = self._opener.pools[Kind.of(hello, self._secret).digest].engines
+        engines[hello.engine] -= 1
+        if not engines[hello.engine]:
+            del engines[hello.engine]
         if self._engine_caches:
             self._engine_caches.left(hello)
 
     def _prefetch(self, hint: Prefetch) -> None:
-        if self._pool is None or hint.namespace != self._pool.host.kind.digest:
+        try:
+            pool = self._pool_of(hint.namespace, "prefetch")
+        except ProtocolError:
             self.stats.refused_hints += 1
-            raise ProtocolError("prefetch: no engine of this namespace on this node")
-        self._pool.cache.claims.start_early(hint.chain, hint.plan)
+            raise
+        pool.cache.claims.start_early(hint.chain, hint.plan)
 
     def _keep(self, wish: Keep) -> dict[str, int]:
-        if self._pool is None or wish.namespace != self._pool.host.kind.digest:
-            raise ProtocolError("keep: no engine of this namespace on this node")
-        retention = self._pool.cache.retention
+        retention = self._pool_of(wish.namespace, "keep").cache.retention
         covered = retention.keep(wish.chain, wish.ttl_s, wish.priority)
         return {"covered": covered} | retention.stats()
 
+    def _pool_of(self, namespace: bytes, what: str) -> OpenPool:
+        """Raises `ProtocolError`."""
+        if (pool := self._opener.pools.get(namespace)) is None:
+            raise ProtocolError(f"{what}: no engine of this namespace on this node")
+        return pool
+
     def _joined(self, epoch: int) -> None:
-        if self._pool is not None:
-            self._pool.host.server.epoch = epoch
+        for pool in self._opener.pools.values():
+            pool.host.server.epoch = epoch
 
     def _start(self, loop: Coroutine[Any, Any, None]) -> None:
         self._loops.append(asyncio.create_task(loop))
@@ -232,17 +240,3 @@ class NodeDaemon:
         await asyncio.gather(*self._loops, return_exceptions=True)
         with contextlib.suppress(IndexUnavailable):  # then the lease ends by itself
             await self._announcer.leave()
-
-
-@contextlib.contextmanager
-def _only_daemon(settings: NodeSettings) -> Iterator[None]:
-    """Hold the node's name in its folder, and remove what a dead daemon of that name left."""
-    folder, name = settings.runtime_dir, settings.name
-    with locked(
-        folder / f"{name}.lock",
-        unwritable="set PREFIXFLEET_NODE_RUNTIME_DIR to a folder that can be written",
-        taken=f"a daemon of node {name!r} already runs in {folder}; set PREFIXFLEET_NODE_NAME so "
-        "that every daemon has its own",
-    ):
-        (SHARED_MEMORY / f"{pool_prefix(folder)}{name}").unlink(missing_ok=True)
-        yield

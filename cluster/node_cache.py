@@ -27,22 +27,6 @@ from prefixfleet.transfer.pull import PullResult
 
 EXPIRE_S = 1.0
 
-NO_CACHE = dict.fromkeys(
-    (
-        "committed_blocks",
-        "evicted_blocks",
-        "corrupt_blocks",
-        "pool_full",
-        "not_admitted_blocks",
-        "claims",
-        "waiting_hints",
-        "joined_hints",
-        "expired_hints",
-    ),
-    0,
-)
-"""`NodeCache.numbers` of a node without an engine."""
-
 
 class NodeCache:
     """Owned by the daemon's event loop. ``move`` makes one pull into the pool and never raises.
@@ -73,7 +57,7 @@ class NodeCache:
             NodeDisk(pool, tier, slot, make_room=self._room_for, clock=clock) if tier else None
         )
         demotion = self._disk.demotion if self._disk else None
-        self._evictions = Evictions(pool, announcer, demotion, on_disk=self._on_disk, clock=clock)
+        self.evictions = Evictions(pool, announcer, demotion, on_disk=self._on_disk, clock=clock)
         self.retention = Retention(pool, clock)
         self._writes = Writes(pool, shards)
         self._pulls = Pulls(
@@ -81,6 +65,8 @@ class NodeCache:
         )
         self.hit_times = HitTimes(clock)
         self.claims = Claims(pool, self._bring, self._pulls.fetch, self.hit_times, clock=clock)
+        self.asked_blocks = 0  # by requests
+        self.found_blocks = 0  # of these, on this node
         self.committed_blocks = 0
         self.corrupt_blocks = 0
 
@@ -95,7 +81,10 @@ class NodeCache:
         """Pin the leading blocks of ``chain`` that are here, or come here within the budget."""
         self.pool.observe(chain)
         deadline = self._clock() + min(budget_s, plan.budget_s if plan else budget_s)
-        return await self.claims.claim((session, request), chain, plan, deadline)
+        prepared = await self.claims.claim((session, request), chain, plan, deadline)
+        self.asked_blocks += len(chain)
+        self.found_blocks += max(0, len(prepared.slots) - prepared.pulled.blocks)
+        return prepared
 
     def release(self, session: int, request: str) -> None:
         """Unpin what `prepare` pinned."""
@@ -109,10 +98,9 @@ class NodeCache:
         chain = [parent, *hashes] if parent else hashes
         with self.pool.pin(chain, used=False):  # else they may be what makes room
             missing = [block for block in hashes if not self.pool.knows(block)]
-            position = self.pool.position_after(parent) + len(hashes) - len(missing)
-            await self._evictions.admit(missing, position)
+            await self.evictions.admit(missing)
             slots = self._writes.reserve(session, rank, parent, hashes)
-        self._evictions.took(len(missing))
+        self.evictions.took(len(missing))
         return slots
 
     def commit(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
@@ -133,7 +121,7 @@ class NodeCache:
     def drop(self, block: BlockHash) -> None:
         """A spoiled block, and all that follow it, leave the pool and the index."""
         self.corrupt_blocks += 1
-        self._evictions.start(self.pool.drop(block), spoiled=True)
+        self.evictions.start(self.pool.drop(block), spoiled=True)
 
     def disconnect(self, session: int) -> None:
         """Give back all that a session holds."""
@@ -177,14 +165,16 @@ class NodeCache:
         """Counters and sizes, for status."""
         return {
             "committed_blocks": self.committed_blocks,
-            "evicted_blocks": self._evictions.evicted_blocks,
+            "evicted_blocks": self.evictions.evicted_blocks,
             "corrupt_blocks": self.corrupt_blocks,
-            "pool_full": self._evictions.full,
-            "not_admitted_blocks": self._evictions.not_admitted,
+            "pool_full": self.evictions.full,
+            "not_admitted_blocks": self.evictions.not_admitted,
             "claims": len(self.claims),
             "waiting_hints": self.claims.waiting_hints,
             "joined_hints": self.claims.joined_hints,
             "expired_hints": self.claims.expired_hints,
+            "asked_blocks": self.asked_blocks,
+            "found_blocks": self.found_blocks,
         }
 
     def disk_numbers(self) -> dict[str, Any]:
@@ -193,11 +183,11 @@ class NodeCache:
 
     def room(self) -> dict[str, Any]:
         """How the pool is split between requests in flight, wishes and everything else."""
-        return self._evictions.room() | self.retention.stats()
+        return self.evictions.room() | self.retention.stats()
 
     async def run(self) -> None:
         """Keep slots free, and end wishes in time, until cancelled."""
-        await asyncio.gather(self._evictions.run(), self._expire())
+        await asyncio.gather(self.evictions.run(), self._expire())
 
     async def close(self) -> None:
         """End pulls, claims, reads and evictions, then the disk tier."""
@@ -205,7 +195,7 @@ class NodeCache:
         await self.claims.close()
         if self._disk is not None:
             await self._disk.close()
-        await self._evictions.close()
+        await self.evictions.close()
         self.retention.close()
 
     async def _expire(self) -> None:
@@ -217,18 +207,18 @@ class NodeCache:
         if self._disk is not None:
             await self._disk.bring(hashes, deadline)
 
-    async def _room_for(self, hashes: Sequence[BlockHash], position: int) -> int:
+    async def _room_for(self, hashes: Sequence[BlockHash]) -> int:
         """Room for blocks from disk, also those that will only pass through."""
-        staying = await self._evictions.admit(hashes, position)
-        await self._evictions.make_room(len(hashes))
-        self._evictions.took(len(hashes))
+        staying = await self.evictions.admit(hashes)
+        await self.evictions.make_room(len(hashes))
+        self.evictions.took(len(hashes))
         return staying
 
     async def _pull(self, pull: Pull) -> PullResult:
-        await self._evictions.make_room(len(pull.hashes))
+        await self.evictions.make_room(len(pull.hashes))
         pulled = await self._move(pull)
         self.arrived(pull.hashes[: pulled.blocks])
-        self._evictions.took(pulled.blocks)
+        self.evictions.took(pulled.blocks)
         return pulled
 
     def arrived(self, hashes: Sequence[BlockHash]) -> None:
@@ -246,4 +236,4 @@ class NodeCache:
     def _let_go(self) -> None:
         """What was only read through for a request leaves with it."""
         if self._disk is not None:
-            self._evictions.start(self._disk.let_go())
+            self.evictions.start(self._disk.let_go())

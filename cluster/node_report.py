@@ -1,15 +1,17 @@
 """`NodeReport`: what a node tells of itself, to the fleet and to who asks for ``/status``."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.engine_caches import EngineCaches
 from prefixfleet.cluster.engine_server import EngineServer
+from prefixfleet.cluster.kinds_report import kind_of, report, sources, tiers
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_stats import NodeStats
-from prefixfleet.cluster.open_pool import OpenPool, report, sources
+from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.cluster.pool_opener import PoolOpener
 
 
@@ -36,16 +38,17 @@ class NodeReport:
         self._engine_caches = engine_caches
 
     def contacts(self) -> dict[str, str]:
-        """Where peers reach the pool, by link."""
-        return self._pool.host.contacts() if self._pool else {}
+        """Where peers reach the pools, by link."""
+        return self._opener.memory.contacts() if self._opener.memory else {}
 
     def snapshot(self) -> dict[str, Any]:
         """How the node stands: names, and numbers in the leaves."""
         announcer = self._announcer
         return {
-            **report(self._pool),
+            **report(self._pools),
             "tiers": self._tiers(),
-            "counters": self._stats.numbers() | sources(self._pool),
+            "kinds": self._kinds(),
+            "counters": self._stats.numbers() | sources(self._pools),
             "index": {
                 "epoch": announcer.epoch,
                 "joins": announcer.joins,
@@ -64,33 +67,39 @@ class NodeReport:
 
     def status(self) -> dict[str, Any]:
         """Everything that ``/status`` shows."""
-        kind = self._pool.host.kind if self._pool else None
         return {
             "node": self._name,
             "pid": os.getpid(),
             "epoch": self._announcer.epoch,
-            "namespace": asdict(kind.namespace) if kind else None,
-            "block_bytes": kind.layout.slot_bytes if kind else 0,
             "contacts": self.contacts(),
             "stats": self.snapshot(),
             "outcomes": [asdict(outcome) for outcome in self._stats.outcomes],
         }
 
     @property
-    def _pool(self) -> OpenPool | None:
-        return self._opener.pool
+    def _pools(self) -> Sequence[OpenPool]:
+        return list(self._opener.pools.values())
+
+    def _kinds(self) -> dict[str, dict[str, Any]]:
+        """Each namespace, by the digest of it."""
+        if (mover := self._opener.mover) is None:
+            return {}
+        return {
+            pool.digest.hex(): kind_of(pool, mover.numbers(pool.digest)) for pool in self._pools
+        }
 
     def _tiers(self) -> dict[str, dict[str, Any]]:
         """Of each tier its blocks and their size; that of the engines only where they tell."""
-        if self._pool is None:
-            return {}
+        found = tiers(self._pools)
         caches = self._engine_caches.numbers() if self._engine_caches else {}
+        if not caches or not found:
+            return found
         held = sum(numbers["resident"] for numbers in caches.values())
-        gpu = {"resident": held, "slot_bytes": self._pool.host.kind.layout.slot_bytes}
-        return ({"gpu": gpu} if caches else {}) | self._pool.tiers()
+        return {"gpu": {"resident": held, "slot_bytes": found["dram"]["slot_bytes"]}} | found
 
     def _degraded(self) -> list[str]:
-        pool = self._pool.degraded() if self._pool else []
+        pools = [why for pool in self._pools for why in pool.degraded()]
+        links = self._pools[0].puller.closing.degraded() if self._pools else []
         caches = self._engine_caches.faults if self._engine_caches else []
-        why = (self._announcer.degraded, self._opener.disk_fault, *pool, *caches)
+        why = (self._announcer.degraded, self._opener.disk_fault, *pools, *links, *caches)
         return [reason for reason in why if reason]

@@ -17,6 +17,8 @@ from prefixfleet.store.ssd import COUNTERS
 from prefixfleet.transfer.pull import PullResult
 
 KEPT_OUTCOMES = 256
+NAME_DIGITS = 8
+"""Of a namespace's digest, by which metrics, status and logs call it."""
 MAX_REASONS = 32
 """Labels of failures are kept to so many, whatever peers answer."""
 OTHER_REASON = "other"
@@ -85,6 +87,7 @@ class _Collector:
         counters, index = stats["counters"], stats["index"]
         yield _labelled("slots", "Slots of the pool", "state", stats["tiers"].get("dram", {}))
         yield from _disk(stats["tiers"].get("ssd"))
+        yield from _kinds(stats["kinds"])
         yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
         failed = counters["failed_sources"]
@@ -138,6 +141,22 @@ def _disk(tier: dict[str, Any] | None) -> Iterator[Metric]:
         yield CounterMetricFamily(
             f"prefixfleet_node_ssd_{name}", f"Disk tier: {name}", value=tier[name]
         )
+
+
+def _kinds(kinds: dict[str, dict[str, Any]]) -> Iterator[Metric]:
+    """By namespace, of which a node takes a bounded number; its label is the name in logs."""
+    of = {digest[:NAME_DIGITS]: kind for digest, kind in kinds.items()}
+    for name, text in (
+        ("slots", "Slots of a namespace"),
+        ("bytes", "Memory that a namespace has"),
+        ("waste_bytes", "Of this memory what no slot uses"),
+    ):
+        yield _labelled(f"kind_{name}", text, "kind", {k: of[k][name] for k in of})
+    for name, text in (
+        ("asked_blocks", "Blocks that requests asked for"),
+        ("found_blocks", "Blocks that requests found on this node"),
+    ):
+        yield _counted(f"kind_{name}", text, "kind", {k: of[k][name] for k in of})
 
 
 def _sessions(links: dict[str, dict[str, int]]) -> Metric:

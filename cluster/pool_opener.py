@@ -1,10 +1,11 @@
-"""`PoolOpener`: opens a node's pool for its first engine, with disk, pulls and replication, and
-holds it from then on."""
+"""`PoolOpener`: opens a node's pool of each namespace for its first engine, with disk, pulls and
+replication, and holds them from then on."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
@@ -16,9 +17,12 @@ from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.cluster.peer_book import PeerBook
 from prefixfleet.cluster.pool_host import Kind, PoolHost
+from prefixfleet.cluster.pool_memory import PoolMemory
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
+from prefixfleet.cluster.sharing import check_first, check_shared
+from prefixfleet.cluster.slab_mover import SlabMover
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.ssd import SsdTier
@@ -28,8 +32,9 @@ log = logging.getLogger(__name__)
 
 
 class PoolOpener:
-    """Owned by the node daemon. ``pool`` is None until an engine came; ``disk`` is the folder that
-    the daemon holds, None without one; ``disk_fault`` says why it is not used."""
+    """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
+    first; ``memory`` and ``mover`` are None before it. ``disk`` is the folder that the daemon
+    holds, None without one, and of the first namespace; ``disk_fault`` says why it is not used."""
 
     def __init__(
         self,
@@ -42,7 +47,9 @@ class PoolOpener:
         start: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         """``start`` runs a loop for as long as the daemon lives."""
-        self.pool: OpenPool | None = None
+        self.pools: dict[bytes, OpenPool] = {}
+        self.memory: PoolMemory | None = None
+        self.mover: SlabMover | None = None
         self.disk: Disk | None = None
         self.disk_fault = ""
         self._settings = settings
@@ -54,64 +61,100 @@ class PoolOpener:
         self._opening = asyncio.Lock()
 
     async def open_for(self, kind: Kind, announcer: Announcer) -> OpenPool:
-        """The pool, opened for blocks of ``kind`` and told to the fleet if this is its first use.
+        """The pool of ``kind``, opened and told to the fleet if this is its first use.
 
         Raises:
-            ConfigError: its memory cannot be had, or it is open for blocks of another kind.
+            ConfigError: its memory cannot be had, or `check_shared`, or its engines differ.
         """
         async with self._opening:
-            if self.pool is None:
-                opened = await self._open(kind, announcer)
+            if kind.digest not in self.pools:
+                opened = await (self._open_next if self.pools else self._open_first)(
+                    kind, announcer
+                )
                 opened.host.server.epoch = announcer.epoch  # it may have joined meanwhile
-                self.pool = opened
-                announcer.publish(self.resident())  # what the disk kept
+                self.pools[kind.digest] = opened
+                announcer.publish(opened.cache.resident())  # what the disk kept
                 announcer.refresh()
-        self.pool.host.check_same(kind)
-        return self.pool
+        self.pools[kind.digest].host.check_same(kind)
+        return self.pools[kind.digest]
 
     def resident(self) -> Iterator[BlockHash]:
         """Every block that the node holds."""
-        return self.pool.cache.resident() if self.pool else iter(())
+        return (block for pool in self.pools.values() for block in pool.cache.resident())
 
     def segments(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Those that the node holds, by the head of their index segment."""
-        return self.pool.cache.segments(hashes) if self.pool else {}
+        wanted = list(hashes)
+        found: dict[BlockHash, list[BlockHash]] = {}
+        for pool in self.pools.values():  # a head is of one namespace, as every block is
+            found |= pool.cache.segments(wanted)
+        return found
 
     async def close(self) -> None:
-        """Close the pool, and all links."""
-        if self.pool is not None:
-            await self.pool.close()
+        """Close the pools, their memory, and all links."""
+        for pool in self.pools.values():
+            await pool.stop()
+        for pool in self.pools.values():  # the first one closes the connections of all
+            await pool.close()
+        if self.memory is not None:
+            await self.memory.close()
         for link in self._links.by_name.values():
             await link.close()
 
-    async def _open(self, kind: Kind, announcer: Announcer) -> OpenPool:
+    async def _open_first(self, kind: Kind, announcer: Announcer) -> OpenPool:
         name, folder = self._settings.name, self._settings.runtime_dir
-        host = await asyncio.to_thread(  # reserving the memory takes a while
-            PoolHost.open,
-            kind,
-            SHARED_MEMORY / f"{pool_prefix(folder)}{name}",
-            self._settings.pool_bytes,
-            node=name,
-            eviction=self._settings.eviction,
-            on_corrupt=self._drop,
-            bring=self._bring,
+        check_first(kind, self._settings.pool_bytes)
+        path = SHARED_MEMORY / f"{pool_prefix(folder)}{name}"
+        memory = await asyncio.to_thread(  # reserving it takes a while
+            PoolMemory.create, path, self._settings.pool_bytes
         )
         try:
-            await host.listen(list(self._links.by_name.values()), self._settings.host)
-            return self._around(host, await self._open_disk(kind), announcer)
+            host = await self._host(kind, memory, shared=False)
+            memory.servers.add(host.server)
+            await memory.listen(list(self._links.by_name.values()), self._settings.host)
+            opened = self._around(host, await self._open_disk(kind), announcer)
         except BaseException:
-            await host.close()
+            await memory.close()
             raise
+        self.memory = memory
+        self.mover = SlabMover(memory.slabs, opened, time.monotonic)
+        self._start(self.mover.run())
+        return opened
+
+    async def _open_next(self, kind: Kind, announcer: Announcer) -> OpenPool:
+        assert self.memory is not None
+        assert self.mover is not None
+        check_shared(self.memory.slabs, kind, [pool.host.kind for pool in self.pools.values()])
+        host = await self._host(kind, self.memory, shared=True)
+        opened = self._around(host, None, announcer)
+        self.memory.servers.add(host.server)
+        self.mover.add(opened)
+        if self.disk is not None:
+            log.info("no disk tier for namespace %s: the first one has it", opened.name)
+        return opened
+
+    async def _host(self, kind: Kind, memory: PoolMemory, *, shared: bool) -> PoolHost:
+        return await asyncio.to_thread(
+            PoolHost.open,
+            kind,
+            memory,
+            shared=shared,
+            node=self._settings.name,
+            eviction=self._settings.eviction,
+            on_corrupt=partial(self._drop, kind.digest),
+            bring=partial(self._bring, kind.digest),
+        )
 
     def _around(self, host: PoolHost, tier: SsdTier | None, announcer: Announcer) -> OpenPool:
         """All that works on the pool; its loops begin when nothing can fail any more."""
-        layout = host.kind.layout
+        layout, digest = host.kind.layout, host.kind.digest
         puller = Puller(
             host.pool,
             host.segment.view,
             layout,
             links=self._links.by_name,
             forced=self._links.forced,
+            beside=next((pool.puller for pool in self.pools.values()), None),
         )
         cache = NodeCache(
             host.pool,
@@ -121,7 +164,7 @@ class PoolOpener:
             peers=self._peers,
             holders=self._holders,
             announcer=announcer,
-            move=self._move,
+            move=partial(self._move, digest),
             examine=host.examine,
             clock=time.monotonic,
         )
@@ -137,24 +180,22 @@ class PoolOpener:
         if self.disk is None:
             return None
         try:
-            return await open_tier(self.disk, self._settings, kind, self._left_disk)
+            leaving = partial(self._left_disk, kind.digest)
+            return await open_tier(self.disk, self._settings, kind, leaving)
         except ConfigError as error:
             log.error("no disk tier: %s", error)
             self.disk_fault = f"no disk tier: {error}"
             return None
 
-    async def _left_disk(self, hashes: Sequence[BlockHash]) -> None:
-        assert self.pool is not None
-        await self.pool.cache.left_disk(hashes)
+    async def _left_disk(self, digest: bytes, hashes: Sequence[BlockHash]) -> None:
+        await self.pools[digest].cache.left_disk(hashes)
 
-    async def _bring(self, hashes: Sequence[BlockHash], within_s: float) -> None:
-        if self.pool is not None:
-            await self.pool.cache.offer(hashes, within_s)
+    async def _bring(self, digest: bytes, hashes: Sequence[BlockHash], within_s: float) -> None:
+        if (pool := self.pools.get(digest)) is not None:
+            await pool.cache.offer(hashes, within_s)
 
-    async def _move(self, pull: Pull) -> PullResult:
-        assert self.pool is not None
-        return await self.pool.move(pull)
+    async def _move(self, digest: bytes, pull: Pull) -> PullResult:
+        return await self.pools[digest].move(pull)
 
-    def _drop(self, block: BlockHash) -> None:
-        assert self.pool is not None
-        self.pool.cache.drop(block)
+    def _drop(self, digest: bytes, block: BlockHash) -> None:
+        self.pools[digest].cache.drop(block)

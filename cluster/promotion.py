@@ -23,8 +23,8 @@ BATCH_BLOCKS = 32
 come, and a short read waits for a batch of a long one, not for its end."""
 CLOSE_S = 5.0
 
-MakeRoom = Callable[[Sequence[BlockHash], int], Awaitable[int]]
-"""Makes room for a chain's blocks from a position on; how many of them are worth staying."""
+MakeRoom = Callable[[Sequence[BlockHash]], Awaitable[int]]
+"""Makes room for neighbouring blocks of a chain; how many of them are worth staying."""
 
 
 class Promotion:
@@ -44,7 +44,6 @@ class Promotion:
         self._slot = slot
         self._make_room = make_room
         self._clock = clock
-        self._most = max(1, pool.num_slots // LOADING_SHARE)
         self._running: dict[BlockHash, asyncio.Task[None]] = {}
         self._passing: dict[BlockHash, None] = {}  # read through, parents first
         self.promoted_blocks = 0
@@ -84,14 +83,15 @@ class Promotion:
     def _start(
         self, chain: Sequence[BlockHash], here: int, on_disk: int
     ) -> "asyncio.Task[None] | None":
-        room = self._most - len(self._running)
+        most = max(1, self._pool.capacity // LOADING_SHARE)
+        room = most - len(self._running)
         if room <= 0:
             self.refused_busy += 1
             return None
         free = itertools.takewhile(lambda b: b not in self._running, chain[here:on_disk])
         hashes = list(itertools.islice(free, room))
         parent = chain[here - 1] if here else b""
-        task = asyncio.create_task(self._load(parent, hashes, here))
+        task = asyncio.create_task(self._load(parent, hashes))
         for block in hashes:
             self._running[block] = task
         task.add_done_callback(lambda _: self._ended(hashes))
@@ -101,9 +101,9 @@ class Promotion:
         for block in hashes:
             del self._running[block]
 
-    async def _load(self, parent: BlockHash, hashes: Sequence[BlockHash], position: int) -> None:
+    async def _load(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> None:
         with self._pool.pin([parent] if parent else [], used=False):
-            worth_staying = await self._make_room(hashes, position)
+            worth_staying = await self._make_room(hashes)
             with self._pool.reserve(parent, hashes) as reservation:
                 slots = list(itertools.takewhile(lambda s: s != NO_SLOT, reservation.slots))
                 for first in range(0, len(slots), BATCH_BLOCKS):

@@ -9,6 +9,7 @@ import aiohttp
 from rich.console import Console
 from rich.table import Table
 
+from prefixfleet.cluster.node_stats import NAME_DIGITS
 from prefixfleet.cluster.router_status import checked
 from prefixfleet.cluster.run_state import RunDir
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
@@ -83,6 +84,8 @@ def show_status(status: Mapping[str, Any], console: Console) -> None:
     for line in _wished(status.get("wish") or {}):
         console.print(line, markup=False)
     console.print(_nodes(status["nodes"]))
+    if any(len(_kinds(node)) > 1 for node in status["nodes"]):
+        console.print(_kind_table(status["nodes"]))
     if any(_links(node) for node in status["nodes"]):
         console.print(_link_table(status["nodes"]))
     console.print(_workers(status["workers"]))
@@ -139,6 +142,35 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
                 str(stats.get("engines", 0)),
             )  # fmt: skip
     return table
+
+
+def _kinds(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Of a node, what each namespace has, by its digest."""
+    told = node["stats"].get("kinds")
+    kinds = told if isinstance(told, Mapping) else {}
+    return {digest: kind for digest, kind in kinds.items() if isinstance(kind, Mapping)}
+
+
+def _kind_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
+    """Namespaces that share a node's memory."""
+    table = Table(
+        "node", "namespace", "engines", "slots", "GiB", "waste", "blocks found", "of", "disk",
+    )  # fmt: skip
+    for node in nodes:
+        for digest, kind in _kinds(node).items():
+            size = _number(kind, "bytes")
+            waste = _number(kind, "waste_bytes") / size if size else 0.0
+            table.add_row(
+                node["node"], digest[:NAME_DIGITS], _names(kind.get("engines")),
+                f"{_number(kind, 'slots'):g}", f"{size / 2**30:.2f}", f"{waste:.1%}",
+                f"{_number(kind, 'found_blocks'):g}", f"{_number(kind, 'asked_blocks'):g}",
+                "yes" if kind.get("disk") else "no",
+            )  # fmt: skip
+    return table
+
+
+def _names(told: object) -> str:
+    return ", ".join(map(str, told)) if isinstance(told, list) else ""
 
 
 def _number(numbers: object, name: str) -> float:

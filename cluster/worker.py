@@ -150,7 +150,7 @@ class Worker:
                 speed = await _unless_ended(
                     child, probe.prefill_tokens_per_s(self._settings.max_model_tokens)
                 )
-                status = await _unless_ended(child, self._node_status(session))
+                kind = await _unless_ended(child, self._node_kind(session))
                 await _unless_ended(child, adapters.look())
         except TimeoutError:
             raise EngineFailed(
@@ -159,7 +159,7 @@ class Worker:
                 f"end of {child.log_file}:\n{child.log_tail()}"
             ) from None
         log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)
-        return replace(self._record(status, speed), adapters=adapters.found)
+        return replace(self._record(kind, speed), adapters=adapters.found)
 
     async def _stay_up(
         self, child: Child, probe: EngineProbe, adapters: WorkerAdapters, record: WorkerRecord
@@ -196,8 +196,8 @@ class Worker:
         mine = {self._settings.name, self._settings.node, self._settings.host}
         return "draining" if mine & set(wish.draining) else "ready"
 
-    async def _node_status(self, session: aiohttp.ClientSession) -> dict[str, Any]:
-        """What the node's daemon says of the engine, once its connector has said hello."""
+    async def _node_kind(self, session: aiohttp.ClientSession) -> dict[str, Any]:
+        """What the node's daemon says of the engine's namespace, once its connector said hello."""
         node = f"node {self._settings.node}"
         self._waits_for = f"{node}: no daemon of that name in the index"
         while True:
@@ -206,22 +206,23 @@ class Worker:
                     if member.node == self._settings.node:
                         async with session.get(f"{record.http}/status") as response:
                             status: dict[str, Any] = await response.json()
-                        if status["namespace"]:
-                            return status
+                        for kind in status["stats"]["kinds"].values():
+                            if self._settings.name in kind["engines"]:
+                                return dict(kind)
                         self._waits_for = f"{node}: the engine's connector has not said hello"
             except (IndexUnavailable, aiohttp.ClientError) as error:
                 self._waits_for = f"{node}: {error}"
             await asyncio.sleep(RENEW_S)
 
-    def _record(self, status: Mapping[str, Any], speed: float) -> WorkerRecord:
+    def _record(self, kind: Mapping[str, Any], speed: float) -> WorkerRecord:
         return WorkerRecord(
             worker=self._settings.name,
             node=self._settings.node,
             url=self._url,
             model=self._settings.model_name,
             model_path=str(self._settings.model),
-            namespace=status["namespace"],
-            block_bytes=status["block_bytes"],
+            namespace=kind["namespace"],
+            block_bytes=kind["slot_bytes"],
             max_model_tokens=self._settings.max_model_tokens,
             prefill_tokens_per_s=speed,
             rollout=self._settings.rollout,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from prefixfleet.router.errors import AllDrained, NoWorker
+from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
 
 if TYPE_CHECKING:
     from prefixfleet.router.core import Router
@@ -71,6 +71,21 @@ async def newcomers(
     """Workers that came, or came back, since the request did, and read prompts alike."""
     model = passage.body.get("model", str) or ""
     with contextlib.suppress(NoWorker):
-        ready = await ready_by(passage.router, model, until_s)
-        return [w for w in ready if w.name not in unwilling and w.kind in chains]
+        await ready_by(passage.router, model, until_s)
+    return there_now(passage, chains, unwilling)
+
+
+def there_now(passage: "Passage", chains: "Chains", without: Collection[str]) -> "list[Worker]":
+    """Workers but ``without`` that may get the request now and read prompts alike."""
+    model = passage.body.get("model", str) or ""
+    with contextlib.suppress(NoWorker, AllDrained, UnknownModel):
+        ready = passage.router.roster.ready(model)
+        return [w for w in ready if w.name not in without and w.kind in chains]
     return []
+
+
+async def bring_newcomers(router: "Router") -> None:
+    """Let those that wait for busy workers go to one that comes, until cancelled."""
+    while True:
+        await router.roster.next_arrival().wait()
+        router.turns.reconsider()

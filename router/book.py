@@ -143,7 +143,8 @@ class Book:
             page.end_prefill(charge, now)
         else:
             page.end_decode(charge)
-            self._learn_decode(now - charge.first_byte_s)
+            if charge.streamed and not charge.refused:  # else it has no decode of its own
+                self._learn_decode(now - charge.first_byte_s)
         if not page.waiting and not page.decoding and self._pages.get(charge.worker) is page:
             del self._pages[charge.worker]
 

@@ -39,15 +39,18 @@ class Charge(Struct, eq=False):
     expected_s: float  # of its prefill, as estimated when it was sent
     streamed: bool  # its first byte is its first token, not its whole answer
     page: "Page"
+    ahead_s: float = 0.0  # expected of those of this router that were there before it
     first_byte_s: float | None = None
     prefill_s: float | None = None  # what it took, see `Page.spent_on`
     alone: bool = True  # no other prefill of this router was in flight there while this one was
+    refused: bool = False  # nothing was computed
 
-    def first_byte(self, now: float) -> None:
-        """The prefill is over; from here the request only decodes. Repeated calls do nothing."""
+    def first_byte(self, now: float, *, refused: bool = False) -> None:
+        """The prefill is over, or the worker ``refused`` it; from here the request only decodes.
+        Repeated calls do nothing."""
         if self.first_byte_s is None:
-            self.first_byte_s = now
-            self.prefill_s = self.page.spent_on(self, now)
+            self.first_byte_s, self.refused = now, refused
+            self.prefill_s = None if refused else self.page.spent_on(self, now)
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
 
@@ -74,29 +77,37 @@ class Page:
                 next(iter(self.waiting)).alone = False
         self.waiting.add(charge)
         self.queued_tokens += charge.tokens
+        charge.ahead_s = self.expected_s
         self.expected_s += charge.expected_s
         self.whole_answers += not charge.streamed
         self.note(charge.worker)
 
     def spent_on(self, charge: Charge, now: float) -> float | None:
         """Seconds of the worker for a prefill that ends now: since it came or the last one ended,
-        whichever is later; None where that is not known.
+        whichever is later; at least so many where that is not known, None if that says nothing.
 
         Of the time in which other routers' prefills wait there too, this router's have a part by
         their tokens.
         """
-        if self.whole_answers or charge.started_s < self.unclear_s:
-            return None
         part = self.queued_tokens / max(1, self.queued_tokens + self.others.queued_tokens)
-        return part * (now - max(charge.started_s, self.since_s))
+        if not self.whole_answers and charge.started_s >= self.unclear_s:
+            return part * (now - max(charge.started_s, self.since_s))
+        # first come, first served: all that was there took until now, or some of it went unserved.
+        # Else an estimate that is far too low would fill a worker, and be unclear for ever
+        waited_s, expected_s = part * (now - charge.started_s), charge.ahead_s + charge.expected_s
+        return charge.expected_s * waited_s / expected_s if waited_s > expected_s > 0.0 else None
 
     def end_prefill(self, charge: Charge, now: float) -> None:
         """However it ended: with its first byte, refused, or given up by its client."""
-        self.since_s = now  # the next one begins; else the worker would look free too early
-        if charge.first_byte_s is None or not charge.streamed:
-            self.unclear_s = now
-        self.whole_answers -= not charge.streamed
         self.waiting.discard(charge)
+        if charge.refused:  # it took no time of those that are computed
+            began_s = min((other.started_s for other in self.waiting), default=now)
+            self.since_s = max(self.since_s, began_s)
+        else:
+            self.since_s = now  # the next one begins; else the worker would look free too early
+            if charge.first_byte_s is None or not charge.streamed:
+                self.unclear_s = now
+        self.whole_answers -= not charge.streamed
         self.queued_tokens -= charge.tokens
         # Sums of floats drift: an empty page is exactly zero
         self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0

@@ -20,6 +20,7 @@ from prefixfleet.router.activity import Activity
 from prefixfleet.router.adapters import listed
 from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.afterwards import Afterwards
+from prefixfleet.router.arrivals import bring_newcomers
 from prefixfleet.router.book import Book
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.departed import Departed
@@ -217,6 +218,7 @@ class Router:
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "index": self.feed.run,
             "roster": self.roster.run,
+            "arrivals": lambda: bring_newcomers(self),
             "files": self._reload,
         }
         if self._cache_feed is not None:

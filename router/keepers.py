@@ -1,6 +1,7 @@
 """Which worker keeps a stored response in its memory: no other one has it.
 
-What this router saw it knows itself; what others saw it asks of Redis, where each tells the others.
+What this router saw it knows itself; what others saw it asks of Redis, where each tells the others,
+and tells all of it again when Redis was away.
 A response is known by its tenant and id together: another tenant's is looked for, and not found,
 like one that never was.
 """
@@ -62,6 +63,7 @@ class Keepers:
         self._kept: dict[bytes, _Kept] = {}  # in the order of their ends
         self._untold: dict[bytes, str] = {}  # some of them
         self._work = asyncio.Event()
+        self._away = False  # whether Redis was, since it was told last
 
     def __len__(self) -> int:
         """Responses of which this router knows the worker."""
@@ -118,6 +120,9 @@ class Keepers:
         for name, worker in batch.items():
             if self._untold.get(name) == worker:
                 del self._untold[name]
+        if self._away:  # it may have come back without its memory
+            self._away = False
+            self._untold = {name: kept.worker for name, kept in self._kept.items()}
         return True
 
     async def _ask(self, shared: SharedKeepers, name: bytes) -> str:
@@ -133,6 +138,7 @@ class Keepers:
             f"stored responses that other routers saw are not found ({error})",
             "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
         )
+        self._away = True
         self._work.set()  # the next call that succeeds ends it
 
     def _keep(self, name: bytes, worker: str) -> None:

@@ -6,12 +6,9 @@ be a model's words, and can name anything.
 """
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import msgspec
-
-from prefixfleet.router.connection import Sink
-from prefixfleet.router.upstream import Answer
 
 MAX_HEARD_BYTES = 4_096
 MAX_ID = 256  # characters; engines' own have 37
@@ -55,30 +52,3 @@ class Ear:
         if text := response_id(self._heard, stream=self._stream):
             self.done, self._heard = True, b""
             self._found(text)
-
-
-class Overheard(Answer, frozen=True):
-    """An answer whose bytes an ``ear`` hears when they pass."""
-
-    ear: Ear
-
-    async def rest(self) -> AsyncIterator[bytes]:
-        """See `Answer`."""
-        async for part in Answer.rest(self):
-            self.ear.hear(part)
-            yield part
-
-    async def relay(self, sink: Sink) -> None:
-        """See `Answer`."""
-
-        def hear(part: bytes, is_last: bool) -> None:
-            self.ear.hear(part)
-            sink(part, is_last)
-
-        await Answer.relay(self, hear)
-
-
-def overheard(answer: Answer, ear: Ear) -> Answer:
-    """``answer``, heard by ``ear`` from its first byte on."""
-    ear.hear(answer.first)
-    return answer if ear.done else Overheard(**msgspec.structs.asdict(answer), ear=ear)

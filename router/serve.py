@@ -7,11 +7,12 @@ cancels the request upstream (its handler is cancelled, which closes the connect
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence, Set
+from functools import partial
 
 from msgspec import structs
 
 from prefixfleet.router.admission import admit
-from prefixfleet.router.arrivals import newcomers, patience_s, ready_by
+from prefixfleet.router.arrivals import newcomers, patience_s, ready_by, there_now
 from prefixfleet.router.body import Body, read_body
 from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
@@ -120,6 +121,7 @@ async def _try_workers(
     router = passage.router
     left = list(workers)
     unwilling: set[str] = set()  # they answered, with a refusal
+    asked: set[str] = set()
     failures: list[str] = []
     while left and len(failures) < MAX_SENDS:
         dispatched = await router.turns.wait(
@@ -130,13 +132,15 @@ async def _try_workers(
             passage.received_s,
             passage.key,
             passage.deadline_s,
+            tuple if passage.bound else partial(there_now, passage, chains, asked),
         )
+        asked.add(dispatched.worker.name)
         may_ask_another = len(left) > 1 and len(failures) + 1 < MAX_SENDS
         try:
             return await _send(passage, dispatched, unwilling, may_ask_another)
         except WorkerLost as loss:
             failures.append(str(loss))
-            left.remove(dispatched.worker)
+            left = [worker for worker in left if worker.name not in asked]
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason == "status":
                 unwilling.add(dispatched.worker.name)  # whose fault it is shows the next answer
@@ -147,6 +151,7 @@ async def _try_workers(
                 raise keeper_failed(dispatched.worker, str(loss)) from loss
             if not left and len(failures) < MAX_SENDS:
                 left = await newcomers(passage, chains, unwilling, until_s)
+                asked = set(unwilling)
     raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
 
 
@@ -207,18 +212,24 @@ async def _exchange(
     lines = lines_for_worker(router, client, passage.span)
     asking = ask(router.pool, worker.record.url, client.target, lines, body)
     answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
-    try:
-        charge.first_byte(router.clock())
+    stores, status = passage.route.stores, answer.status
+
+    def prefilled() -> None:
+        charge.first_byte(router.clock(), refused=status >= 400)
         router.turns.look()
-        passage.span.first_byte(answer.status)
-        if answer.status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
-            raise WorkerLost("status", f"{answer.url}: status {answer.status}")
-        router.traffic.answered(worker.name, answer.status, unwilling)
-        if answer.status == 200:
+        if status == 200:
             passage.note_first_byte(dispatched, charge)
-        pass_it_on = pass_noting(passage, worker) if passage.route.stores else pass_on
+
+    try:
+        if status < 500 and not (stores and status == 200 and answer.is_event_stream):
+            prefilled()
+        passage.span.first_byte(status)
+        if status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
+            raise WorkerLost("status", f"{answer.url}: status {status}")
+        router.traffic.answered(worker.name, status, unwilling)
+        pass_it_on = pass_noting(passage, worker, prefilled) if stores else pass_on
         held = await pass_it_on(answer, client, passage.headers(dispatched))
     finally:
         answer.release()
     passage.note_pace(dispatched, charge, client.events)
-    return answer.status, held
+    return status, held

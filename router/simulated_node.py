@@ -83,7 +83,7 @@ class SimulatedNode:
         if pool.free_slots < len(missing):
             others = {b: view.holders(b) - {self.member.node} for b in pool.soon(ASKED_BLOCKS)}
             pool.note_copies({block: len(nodes) for block, nodes in others.items()})
-        room = make_room(pool, missing, held)
+        room = make_room(pool, missing)
         self._leave(room.victims, view)
         return missing[: room.blocks]
 

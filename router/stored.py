@@ -19,11 +19,13 @@ from prefixfleet.router.errors import (
     ResponseUnavailable,
 )
 from prefixfleet.router.examiner import LAST_RETRY_S
+from prefixfleet.router.first_token import FirstToken
 from prefixfleet.router.for_worker import lines_for_worker
 from prefixfleet.router.headers import OURS, REQUEST_ID, AnswerHeaders
 from prefixfleet.router.keys import Key
+from prefixfleet.router.overheard import Hearer, overheard
 from prefixfleet.router.passing import pass_on
-from prefixfleet.router.response_ids import Ear, overheard
+from prefixfleet.router.response_ids import Ear
 from prefixfleet.router.roster import EXAMINED
 from prefixfleet.router.upstream import Answer, WorkerLost, ask
 from prefixfleet.router.watch import Passage
@@ -51,20 +53,29 @@ _READ, _CANCEL = _Wish("retrieve", EXAMINED), _Wish("cancel", EXAMINED)
 PassOn = Callable[[Answer, Client, Mapping[str, str]], Awaitable[bytes]]
 
 
-def pass_noting(passage: Passage, worker: Worker) -> PassOn:
-    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come."""
-    return partial(_pass_noting, passage, worker)
+def pass_noting(passage: Passage, worker: Worker, first_token: Callable[[], None]) -> PassOn:
+    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come,
+    and ``first_token`` called when the first one of a stream has."""
+    return partial(_pass_noting, passage, worker, first_token)
 
 
 async def _pass_noting(
-    passage: Passage, worker: Worker, answer: Answer, client: Client, ours: Mapping[str, str]
+    passage: Passage,
+    worker: Worker,
+    first_token: Callable[[], None],
+    answer: Answer,
+    client: Client,
+    ours: Mapping[str, str],
 ) -> bytes:
-    if answer.status != 200 or passage.body.get("store", bool) is False:
+    if answer.status != 200:
         return await pass_on(answer, client, ours)
+    hearers: list[Hearer] = [FirstToken(first_token)] if answer.is_event_stream else []
+    if passage.body.get("store", bool) is False:
+        return await pass_on(overheard(answer, hearers), client, ours)
     router, tenant = passage.router, passage.key.tenant
     ear = Ear(answer.is_event_stream, lambda text: router.keepers.note(tenant, text, worker.name))
     try:
-        return await pass_on(overheard(answer, ear), client, ours)
+        return await pass_on(overheard(answer, [ear, *hearers]), client, ours)
     finally:
         if not ear.done:
             router.metrics.unread_response_ids.inc()

@@ -6,7 +6,7 @@ the time has come at which a worker should be free by the estimates.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.charge import Load
@@ -17,7 +17,8 @@ from prefixfleet.router.keys import ANYBODY, Key
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.waiting import Waiting, expected_wait, next_by_wish, next_to_go
+from prefixfleet.router.turn import Turn
+from prefixfleet.router.waiting import expected_wait, next_by_wish, next_to_go
 from prefixfleet.router.worker import Worker
 
 LOOKAHEAD_S = 0.1
@@ -28,18 +29,7 @@ TICK_S = 0.02
 REST = 4.0
 """After everybody in the queue was judged, so many times the seconds that it took pass before they
 are judged again: with hundreds that wait it takes longer than a short prefill."""
-
-
-@dataclass(slots=True, eq=False)
-class _Turn(Waiting):
-    request: str
-    prompt: Prompt
-    chains: Chains
-    workers: Sequence[Worker]
-    weight: float
-    go: asyncio.Future[Dispatched] = field(
-        default_factory=lambda: asyncio.get_running_loop().create_future()
-    )
+MAX_REST_S = 0.5  # however long it took: the process may have been stopped meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +65,7 @@ class Turns:
         self._is_open = is_open
         self._decided = decided
         self._at_once = at_once
-        self._queue: list[_Turn] = []
+        self._queue: list[Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
         self._rests_until_s = 0.0
@@ -102,8 +92,10 @@ class Turns:
         arrived_s: float,
         key: Key = ANYBODY,
         deadline_s: float = 0.0,
+        more: Callable[[], Sequence[Worker]] = tuple,
     ) -> Dispatched:
-        """Where the request goes, when its turn has come. ``workers`` is not empty.
+        """Where the request goes, when its turn has come. ``workers`` is not empty; ``more`` gives
+        those that it could go to now, of which the ones that came meanwhile count.
 
         ``key`` gives its tenant and priority; ``deadline_s`` is the client's own limit on the time
         to first token, 0 for none.
@@ -113,14 +105,15 @@ class Turns:
                 tokens would follow each other too slowly on every worker.
         """
         tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
-        decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
+        open_ones = self._open(workers)  # one may have been drained since they were read
+        decision, workers = self._decide_in_pace(prompt, chains, open_ones, tbt_slo_s)
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
         if self._at_once or (not self._queue and self._is_free(decision.worker)):
             # Whoever called charges the worker before anybody else can look at it: no await between
             return self._dispatcher.bind(request, decision, chains, workers)
-        turn = _Turn(
+        turn = Turn(
             arrived_s,
             prompt.tokens,
             decision.prefill_s,
@@ -129,14 +122,15 @@ class Turns:
             chains,
             workers,
             key.weight,
+            more,
             tenant=key.tenant,
             priority=key.priority,
             wish=decision.worker,
         )
         self._shares.arrives(key.tenant)
         self._queue.append(turn)
-        self.look()
         try:
+            self.look()
             async with asyncio.timeout(self._left_s(arrived_s, limit_s)):
                 return await turn.go
         except TimeoutError:
@@ -150,6 +144,12 @@ class Turns:
     def _left_s(self, arrived_s: float, limit_s: float) -> float | None:
         """Of the limit, for a request that may have waited before; None without one."""
         return max(0.0, arrived_s + limit_s - self._clock()) if limit_s else None
+
+    def reconsider(self) -> None:
+        """A worker has come, or come back: who waits may go there too."""
+        for turn in self._queue:
+            turn.take_newcomers()
+        self.look()
 
     def look(self) -> None:
         """Let go who can go. Call it when a prefill has ended."""
@@ -167,21 +167,26 @@ class Turns:
             self._look_later(TICK_S)
         return None
 
-    def _next(self) -> tuple[_Turn, Decision] | None:
+    def _next(self) -> tuple[Turn, Decision] | None:
         """Who goes, and where; everybody is judged only now and then."""
         now, queue = self._clock(), self._queue
         if now < self._rests_until_s:
             return next_by_wish(queue, now, self._decide, self._is_free, self._shares)
-        if not self._somebody_is_free():
+        if not (able := self._able()):
             return None
+        decide, is_free, shares = self._decide, self._is_free, self._shares
         with self._book.promising() as promise:
-            found = next_to_go(queue, now, self._decide, self._is_free, promise, self._shares)
-        self._rests_until_s = now + (1 + REST) * (self._clock() - now)
-        return found
+            found = next_to_go(queue, now, decide, is_free, promise, shares, able.__contains__)
+        done = self._clock()
+        self._rests_until_s = done + min(MAX_REST_S, REST * (done - now))
+        return found or next_by_wish(queue, now, decide, is_free, shares)
 
-    def _decide(self, turn: _Turn) -> Decision:
-        left = [worker for worker in turn.workers if self._is_open(worker.name)]
-        return self._best(turn.prompt, turn.chains, left or turn.workers)
+    def _decide(self, turn: Turn) -> Decision:
+        return self._best(turn.prompt, turn.chains, self._open(turn.workers))
+
+    def _open(self, workers: Sequence[Worker]) -> Sequence[Worker]:
+        """Those that still get requests; all if none of them does."""
+        return [worker for worker in workers if self._is_open(worker.name)] or workers
 
     def _best(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         began_s = self._clock()
@@ -216,10 +221,14 @@ class Turns:
         sequences = self._book.sequences_at(decision.worker, at_s) + outputs
         return self._token_times.seconds(decision.worker, sequences)
 
-    def _somebody_is_free(self) -> bool:
-        """Else nobody can go: under load that is so at most looks, and a decision takes longer."""
+    def _able(self) -> set[Turn]:
+        """Those that could go somewhere: under load that is nobody at most looks, and a decision
+        takes longer."""
         names = {worker.name for turn in self._queue for worker in turn.workers}
-        return any(map(self._is_free, names))
+        free = set(filter(self._is_free, names))
+        if len(free) == len(names):
+            return set(self._queue)
+        return {t for t in self._queue if any(w.name in free for w in t.workers)} if free else set()
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)

@@ -65,20 +65,29 @@ def next_to_go(
     free: Callable[[str], bool],
     promise: Callable[[str, float], None],
     shares: Shares | None = None,
+    able: Callable[[W], bool] = lambda waiting: True,
 ) -> tuple[W, Decision] | None:
     """The most urgent request whose best worker is free, with its decision; None if there is none.
 
     A request whose best worker is busy waits on for it: elsewhere it would take longer. ``decide``
-    is asked for the best over all workers, and refreshes the request's estimate. Where nobody
-    wants the free ones, see `_nobody_wants`.
+    is asked for the best over all workers, and refreshes the request's estimate. Who is not
+    ``able`` to go, since no worker of its own is free, is not judged: hundreds of one model would
+    keep those of another from being considered. Where nobody wants the free ones, see
+    `_nobody_wants`.
     """
-    waits = []
-    for waiting in most_urgent(queue, now, shares)[:MAX_CONSIDERED]:
+    waits: list[tuple[W, Decision | None]] = []
+    judged = 0
+    for waiting in most_urgent(queue, now, shares):
+        if not able(waiting):
+            waits.append((waiting, None))
+            continue
         decision = _judge(waiting, decide)
         if free(decision.worker):
             return waiting, decision
         waits.append((waiting, decision))
-    return _nobody_wants(waits, decide, free, promise) if len(waits) > 1 else None
+        if (judged := judged + 1) >= MAX_CONSIDERED:
+            break
+    return _nobody_wants(waits, decide, free, promise) if judged and len(waits) > 1 else None
 
 
 def next_by_wish(
@@ -109,7 +118,7 @@ def _judge(waiting: W, decide: Callable[[W], Decision]) -> Decision:
 
 
 def _nobody_wants(
-    waits: Sequence[tuple[W, Decision]],
+    waits: Sequence[tuple[W, Decision | None]],
     decide: Callable[[W], Decision],
     free: Callable[[str], bool],
     promise: Callable[[str, float], None],
@@ -122,6 +131,10 @@ def _nobody_wants(
     """
     promised: defaultdict[str, float] = defaultdict(float)
     for waiting, wait in waits:
+        if wait is None:
+            promised[waiting.wish] += waiting.prefill_s
+            promise(waiting.wish, waiting.prefill_s)
+            continue
         # where nothing is promised to its own worker the others have not become better
         decision = decide(waiting) if promised[wait.worker] else wait
         anew_s = max(0.0, decision.prefill_s - wait.prefill_s)

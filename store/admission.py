@@ -25,8 +25,8 @@ class Room:
     victims: Victims
 
 
-def make_room(pool: SlotPool, missing: Sequence[BlockHash], position: int) -> Room:
-    """Victims for ``missing``, a chain's blocks from ``position`` on that are not in the pool.
+def make_room(pool: SlotPool, missing: Sequence[BlockHash]) -> Room:
+    """Victims for ``missing``, neighbouring blocks of a chain that are not in the pool.
 
     The pool must have observed the request. Free slots are used whatever a block is worth. Pin
     what lies before ``missing`` first, or it may be among the victims. The victims *must* be
@@ -34,8 +34,7 @@ def make_room(pool: SlotPool, missing: Sequence[BlockHash], position: int) -> Ro
     """
     blocks = min(pool.free_slots, len(missing))
     leaving = Victims((), ())
-    rest = range(blocks, len(missing))
-    for worth, group in itertools.groupby(rest, key=lambda i: pool.worth(missing[i], position + i)):
+    for worth, group in itertools.groupby(missing[blocks:], key=pool.worth):
         wanted = len(list(group))
         victims = pool.choose_victims(wanted, below=worth)
         leaving += victims

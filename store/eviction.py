@@ -21,10 +21,8 @@ class EvictionOrder(Protocol):
     monotonic seconds and never goes back.
     """
 
-    def insert(
-        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
-    ) -> None:
-        """A block became resident. ``parent`` is empty and ``position`` 0 at the chain's root."""
+    def insert(self, slot: int, block: BlockHash, *, parent: BlockHash, now: float) -> None:
+        """A block became resident. ``parent`` is empty at the chain's root."""
         ...
 
     def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
@@ -58,7 +56,7 @@ class EvictionOrder(Protocol):
         that is news."""
         ...
 
-    def worth(self, block: BlockHash, *, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """What it is worth to store this block of the latest request; infinite: at any price."""
         ...
 
@@ -82,9 +80,7 @@ class LruOrder:
         self._offered: set[int] = set()
         self._heap: list[tuple[float, int]] = []
 
-    def insert(
-        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
-    ) -> None:
+    def insert(self, slot: int, block: BlockHash, *, parent: BlockHash, now: float) -> None:
         """See `EvictionOrder`; only the time counts here."""
         if slot >= len(self._used):
             self._used.extend([0.0] * (slot + 1 - len(self._used)))
@@ -120,7 +116,7 @@ class LruOrder:
         """See `EvictionOrder`."""
         return False
 
-    def worth(self, block: BlockHash, *, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """See `EvictionOrder`; what is new is used last, so it is worth most."""
         return math.inf
 

@@ -58,9 +58,7 @@ class FifoOrder:
     def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
         """See `EvictionOrder`; not needed here."""
 
-    def insert(
-        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
-    ) -> None:
+    def insert(self, slot: int, block: BlockHash, *, parent: BlockHash, now: float) -> None:
         """See `EvictionOrder`."""
         self._numbers += 1
         self._number[slot] = self._numbers
@@ -88,7 +86,7 @@ class FifoOrder:
         """See `EvictionOrder`."""
         return False
 
-    def worth(self, block: BlockHash, *, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """See `EvictionOrder`; everything is stored."""
         return math.inf
 
@@ -119,9 +117,7 @@ class S3FifoOrder:
     def observe(self, chain: Sequence[BlockHash], resident: int, *, now: float) -> None:
         """See `EvictionOrder`; not needed here."""
 
-    def insert(
-        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
-    ) -> None:
+    def insert(self, slot: int, block: BlockHash, *, parent: BlockHash, now: float) -> None:
         """See `EvictionOrder`."""
         self._renumber(slot)
         self._hash[slot] = block
@@ -163,7 +159,7 @@ class S3FifoOrder:
         """See `EvictionOrder`."""
         return False
 
-    def worth(self, block: BlockHash, *, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """See `EvictionOrder`; everything is stored."""
         return math.inf
 

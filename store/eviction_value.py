@@ -3,9 +3,8 @@
 Worth of a block = reuses a second it is worth keeping for (`ReuseModel.index` of the class and age
 of its last use) x what is lost when it is asked for and not here: to compute it or, where another
 node holds a copy, to fetch it, if that is less: the last copy in the fleet is worth more than the
-fifth. Each block counts as equally dear to compute, unless `Prices` say that deeper ones are dearer
-(DESIGN 19). New blocks compete like all others: one that is worth less
-than what it would push out is better not stored (`store/admission.py`).
+fifth. Each block counts as equally dear to compute (DESIGN 19). New blocks compete like all others:
+one that is worth less than what it would push out is better not stored (`store/admission.py`).
 
 As evidence grows, this learns by itself what LRU cannot know: that a conversation's next turn comes
 after a while, not at once; that a scan never returns; which templates bring talkative users. When
@@ -19,7 +18,6 @@ import math
 import random
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import LruOrder
@@ -34,31 +32,15 @@ A_TIE_IS_ENOUGH = 1.001
 FETCH_SHARE = 0.25
 """Of the seconds to compute a block, those to fetch it. A pull is planned only where it is cheaper;
 measured on CPUs it took a tenth (`make demo`), at 1.25 GB/s and 8 x A800 about a half."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prices:
-    """Seconds that a missing block costs. By default every block costs the same.
-
-    ``recompute_s`` for a chain's first block, ``deeper_s`` more for each block before it: attention
-    is quadratic. ``fetch_s`` to pull it from a peer that has it.
-    """
-
-    recompute_s: float = 1.0
-    deeper_s: float = 0.0
-    fetch_s: float = FETCH_SHARE
-
-    def loss_s(self, position: int, copies: int) -> float:
-        """What the block at ``position`` costs when ``copies`` other nodes hold it."""
-        recompute_s = self.recompute_s + self.deeper_s * position
-        return min(recompute_s, self.fetch_s) if copies else recompute_s
+LOSS = (1.0, FETCH_SHARE)
+"""What a block costs that is asked for and not here, in blocks computed: when no other node holds
+it, and when one does."""
 
 
 class ValueOrder:
     """See `EvictionOrder`. Owned by its pool of ``num_slots``; equal seeds, equal choices."""
 
-    def __init__(self, num_slots: int, prices: Prices | None = None, *, seed: int = 0) -> None:
-        self._prices = prices or Prices()
+    def __init__(self, num_slots: int, *, seed: int = 0) -> None:
         self._history = UseHistory(num_slots)
         self._guard = Guard()
         self._by_age = LruOrder()
@@ -68,8 +50,6 @@ class ValueOrder:
         self._hash: list[BlockHash] = [b""] * num_slots
         self._used = array("d", [0.0]) * num_slots
         self._class = array("H", [UNKNOWN]) * num_slots
-        self._position = array("I", [0]) * num_slots
-        self._loss_s = array("d", [0.0]) * num_slots
         self._offered = array("I")
         self._place = array("I", [0]) * num_slots  # of a slot in ``_offered``
         self._is_offered = bytearray(num_slots)
@@ -81,17 +61,13 @@ class ValueOrder:
         """See `EvictionOrder`."""
         self._guard.follow(resident, self._history.observe(chain, now, self._resident))
 
-    def insert(
-        self, slot: int, block: BlockHash, *, parent: BlockHash, position: int, now: float
-    ) -> None:
+    def insert(self, slot: int, block: BlockHash, *, parent: BlockHash, now: float) -> None:
         """See `EvictionOrder`."""
         self._resident += 1
         self._hash[slot] = block
-        self._position[slot] = position
         self._copies[slot] = 0
-        self._loss_s[slot] = self._prices.loss_s(position, 0)
         for order in (self._by_age, self._copied):
-            order.insert(slot, block, parent=parent, position=position, now=now)
+            order.insert(slot, block, parent=parent, now=now)
         self.touch(slot, now=now)
 
     def touch(self, slot: int, *, now: float) -> None:
@@ -110,7 +86,6 @@ class ValueOrder:
         if self._copies[slot] == min(255, copies):
             return False
         self._copies[slot] = min(255, copies)
-        self._loss_s[slot] = self._prices.loss_s(self._position[slot], copies)
         if self._is_offered[slot]:
             (self._copied.offer if copies else self._copied.retract)(slot)
         return True
@@ -139,12 +114,12 @@ class ValueOrder:
         """See `EvictionOrder`."""
         self._resident -= 1
 
-    def worth(self, block: BlockHash, *, position: int) -> float:
+    def worth(self, block: BlockHash) -> float:
         """See `EvictionOrder`. A tie goes to what is new: so it does in LRU."""
         if not self._guard.trusts:
             return math.inf
         index = self._history.model.index(self._history.class_of(block))
-        return index[0] * self._prices.loss_s(position, 0) * A_TIE_IS_ENOUGH
+        return index[0] * LOSS[0] * A_TIE_IS_ENOUGH
 
     def first(self, *, now: float, below: float = math.inf) -> int | None:
         """See `EvictionOrder`. The least of a few that are drawn, if it is clearly less than the
@@ -174,8 +149,7 @@ class ValueOrder:
         assert oldest is not None, "something is offered"
         if copy is None or self._copies[oldest]:
             return oldest
-        alone_s = self._prices.loss_s(self._position[copy], 0)
-        longer = alone_s / max(1e-9, self._loss_s[copy])
+        longer = LOSS[0] / LOSS[self._copies[copy] > 0]
         return copy if longer * (now - self._used[copy]) >= now - self._used[oldest] else oldest
 
     def _draw_least(self, now: float) -> int:
@@ -193,4 +167,5 @@ class ValueOrder:
         age_s = now - self._used[slot]
         if not self._guard.trusts:
             return -age_s
-        return self._history.model.index(self._class[slot])[bucket(age_s)] * self._loss_s[slot]
+        index = self._history.model.index(self._class[slot])
+        return index[bucket(age_s)] * LOSS[self._copies[slot] > 0]

@@ -101,7 +101,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """Slots by what they are used for. All but ``pinned`` add up to the size of the pool."""
+    """Slots by what they are used for. All but ``pinned`` add up to the pool's capacity."""
 
     free: int
     resident: int

@@ -1,17 +1,17 @@
-"""`SlotPool`: who forbids the eviction of a block of a node's DRAM pool, and which one goes next.
+"""`SlotPool`: who holds a block of a node's DRAM pool, who writes one, and which slots are here.
 
-Numbers only: no bytes, no I/O. Resident blocks always form unbroken chains from a root, so what
-leaves is a leaf. Which block lies where is the matter of its `SlotTable`.
+Numbers only: no bytes, no I/O. What may leave is the matter of `EvictableBlocks`, which block lies
+where that of its `SlotTable`.
 """
 
-import math
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.evictable import EvictableBlocks
 from prefixfleet.store.eviction import EvictionOrder
-from prefixfleet.store.holds import NO_SLOT, Pin, PoolCounts, Reservation, Victims
+from prefixfleet.store.holds import NO_SLOT, Pin, PoolCounts, Reservation
 from prefixfleet.store.slot_table import (
+    ABSENT,
     FREE,
     GONE,
     LEAVING,
@@ -22,21 +22,26 @@ from prefixfleet.store.slot_table import (
 )
 from prefixfleet.store.slot_tree import ORPHAN, ROOT
 
+DEPTH_SAMPLE = 64
+"""Blocks by which a pool judges how deep in their chains neighbouring ones are."""
 
-class SlotPool:
+
+class SlotPool(EvictableBlocks):
     """The books of one pool of ``num_slots`` slots.
 
-    Owned by the node daemon's event loop; not thread-safe.
+    Owned by the node daemon's event loop; not thread-safe. A pool that shares its memory with
+    others begins ``absent``, without a slot; they come (`grow`) and go (`shrink`).
     """
 
-    def __init__(self, num_slots: int, order: EvictionOrder, clock: Callable[[], float]) -> None:
-        self.num_slots = num_slots
-        self._order = order
-        self._clock = clock
-        self._table = SlotTable(num_slots)
-        self._pins = array("I", [0]) * num_slots
-        self._offered = bytearray(num_slots)
-        self._uses = bytearray(num_slots)
+    def __init__(
+        self,
+        num_slots: int,
+        order: EvictionOrder,
+        clock: Callable[[], float],
+        *,
+        absent: bool = False,
+    ) -> None:
+        super().__init__(SlotTable(num_slots, absent=absent), order, clock)
 
     @property
     def free_slots(self) -> int:
@@ -44,9 +49,9 @@ class SlotPool:
         return len(self._table.free)
 
     @property
-    def can_evict(self) -> bool:
-        """Whether any block may leave now."""
-        return self._order.first(now=self._clock()) is not None
+    def capacity(self) -> int:
+        """Slots that are here now; all ``num_slots`` where the memory is not shared."""
+        return self._table.present
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are resident."""
@@ -65,7 +70,7 @@ class SlotPool:
             if self._offered[slot]:
                 self._review(slot)
             if used:
-                self._order.touch(slot, now=now)
+                self._touch(slot, now)
         return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
 
     def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> Reservation:
@@ -103,89 +108,56 @@ class SlotPool:
         """Whether the block is here in any way: being written, resident or on its way out."""
         return self._table.find(block) != NO_SLOT
 
-    def position_after(self, parent: BlockHash) -> int:
-        """Place in its chain of what follows ``parent``; 0 after one that is not here."""
-        slot = self._table.find(parent)
-        return self.position(slot) + 1 if slot != NO_SLOT else 0
-
     def position(self, slot: int) -> int:
         """Place in its chain of the block in ``slot``; 0 at the root."""
         return self._table.tree.depth(slot)
 
-    def observe(self, chain: Sequence[BlockHash]) -> None:
-        """Tell the eviction order that a request asks for ``chain``, from its root. Once a
-        request, and before its blocks are pinned: an order that learns lives on it."""
-        here = self._table.run(chain)
-        for slot in here:
-            self._uses[slot] = min(255, self._uses[slot] + 1)
-        self._order.observe(chain, len(here), now=self._clock())
-
     def chain_to(self, block: BlockHash) -> list[BlockHash]:
         """The resident blocks from the chain's root to ``block``; none if it is not resident."""
         return self._table.chain_to(self._table.find(block))
-
-    def soon(self, count: int) -> tuple[BlockHash, ...]:
-        """Up to ``count`` blocks of which the eviction order wants to know, before they go, whether
-        other nodes hold them too: see `note_copies`."""
-        return tuple(self._table.hash[slot] for slot in self._order.soon(count))
-
-    def note_copies(self, copies: Mapping[BlockHash, int]) -> None:
-        """So many other nodes hold these blocks, as the index said of late; and with a block all
-        that lie before it, as every node evicts leaves first."""
-        for block, others in copies.items():
-            slot = self._table.find(block)
-            while self._table.is_resident(slot):
-                news = self._order.note_copies(slot, others)
-                slot = self._table.tree.parent(slot) if news and others else NO_SLOT
-
-    def worth(self, block: BlockHash, position: int) -> float:
-        """What the eviction order would give to store this block: see `EvictionOrder.worth`."""
-        return self._order.worth(block, position=position)
-
-    def choose_victims(self, count: int, *, below: float = math.inf) -> Victims:
-        """Up to ``count`` blocks that leave, leaf first, in the pool's eviction order.
-
-        Never a pinned block, nor one that others follow. Fewer come back when no more may go, or
-        none is worth less than ``below``.
-        """
-        leaving: list[tuple[int, BlockHash]] = []
-        now = self._clock()
-        while len(leaving) < count:
-            if (slot := self._order.first(now=now, below=below)) is None:
-                break
-            leaving.append((slot, self._leave(slot)))
-        return self._victims(leaving)
-
-    def expel(self, hashes: Iterable[BlockHash]) -> Victims:
-        """Those of ``hashes`` that may go leave, whatever they are worth. Name leaves first."""
-        slots = (self._table.find(block) for block in hashes)
-        return self._victims([(s, self._leave(s)) for s in slots if s >= 0 and self._offered[s]])
-
-    def drop(self, block: BlockHash) -> Victims:
-        """A corrupt block and every resident block after it leave, also where they are pinned.
-
-        Nobody is given their slots before the last pin is released.
-        """
-        table = self._table
-        slot = table.find(block)
-        if not table.is_resident(slot):
-            return Victims((), ())
-        doomed = [member for member in table.tree.subtree(slot) if table.is_resident(member)]
-        doomed.reverse()  # leaf first
-        return self._victims([(member, self._leave(member)) for member in doomed])
-
-    def free(self, victims: Victims) -> None:
-        """Give the slots of ``victims`` away. Call it once, after they are withdrawn."""
-        for block, slot in zip(victims.hashes, victims.slots, strict=True):
-            assert self._table.state[slot] == LEAVING, f"slot {slot} was freed already"
-            assert self._table.hash[slot] == block, f"slot {slot} holds another block"
-            self._table.forget(slot, GONE if self._pins[slot] else FREE)
 
     def release_quarantine(self, slots: Iterable[int]) -> None:
         """Give slots away that `Reservation.quarantine` put aside: nothing writes there now."""
         for slot in slots:
             assert self._table.state[slot] == QUARANTINED, f"slot {slot} is not in quarantine"
             self._table.set_free(slot)
+
+    def grow(self, slots: Iterable[int]) -> None:
+        """Slots that were absent are here, free; those of them that were to go stay."""
+        self._table.come(slots)
+
+    def shrink(self, slots: Iterable[int]) -> None:
+        """Slots go: the free ones now, the others when nobody reads or writes them any more. What
+        is resident in them stays until it is evicted: see `standing_on`."""
+        self._table.call(slots)
+
+    def absent(self, slots: range) -> bool:
+        """Whether none of these slots is here: their memory is somebody else's."""
+        return self._table.states(slots).count(ABSENT) == len(slots)
+
+    def held(self, slots: range) -> int:
+        """Those of ``slots`` that no eviction frees now: pinned, being written, in quarantine."""
+        states = self._table.states(slots)
+        unpinned = self._pins[slots.start : slots.stop].count(0)
+        return len(slots) - unpinned + states.count(RESERVED) + states.count(QUARANTINED)
+
+    def in_use(self, slots: range) -> int:
+        """Those of ``slots`` that are here and not free."""
+        states = self._table.states(slots)
+        return len(slots) - states.count(FREE) - states.count(ABSENT)
+
+    def depth_in(self, slots: range) -> float:
+        """Average place in their chains of the blocks in ``slots``, of a sample: the deeper they
+        are, the fewer follow them. 0 where there is none."""
+        step = max(1, len(slots) // DEPTH_SAMPLE)
+        depths = [self.position(slot) for slot in slots[::step] if self._table.is_resident(slot)]
+        return sum(depths) / len(depths) if depths else 0.0
+
+    def standing_on(self, slots: Iterable[int], *, most: int | None = None) -> list[BlockHash]:
+        """The resident blocks in ``slots`` and all that follow them, leaves first: those whom
+        `expel` must let go before the slots are free. With ``most``, it gives up beyond so many:
+        then what comes back is longer, and not all."""
+        return self._table.standing_on(slots, most)
 
     def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
         """Blocks of the pool, leaving ones too, grouped by the head of their index segment."""
@@ -207,7 +179,7 @@ class SlotPool:
         return self._table.chains()
 
     def counts(self) -> PoolCounts:
-        """How many slots are in which state."""
+        """How many slots are in which state, of those that are here."""
         return PoolCounts(
             free=len(self._table.free),
             resident=self._table.count(RESIDENT),
@@ -229,50 +201,17 @@ class SlotPool:
             assert self._offered[slot] == self._evictable(slot), f"slot {slot}: order not told"
             assert not self._pins[slot] or state in (RESIDENT, LEAVING, GONE), f"slot {slot}"
 
-    def _evictable(self, slot: int) -> bool:
-        leaf = self._table.tree.is_leaf(slot)
-        return leaf and not self._pins[slot] and self._table.is_resident(slot)
-
-    def _review(self, slot: int) -> None:
-        """Tell the order whether the block may go, if that changed."""
-        evictable = self._evictable(slot)
-        if evictable != self._offered[slot]:
-            self._offered[slot] = evictable
-            (self._order.offer if evictable else self._order.retract)(slot)
-
     def _commit(self, slot: int) -> bool:
         if not self._table.settle(slot):
             self._abandon(slot, quarantine=False)
             return False
-        self._uses[slot] = 0
-        self._order.insert(
-            slot,
-            self._table.hash[slot],
-            parent=self._table.parent_hash(slot),
-            position=self.position(slot),
-            now=self._clock(),
-        )
-        self._review(slot)
+        self._enter(slot)
         return True
 
     def _abandon(self, slot: int, quarantine: bool) -> None:
         """Take a reserved slot back."""
         self._cut(slot)
         self._table.forget(slot, QUARANTINED if quarantine else FREE)
-
-    def _leave(self, slot: int) -> BlockHash:
-        """The block is on its way out; its parent."""
-        parent = self._table.parent_hash(slot)
-        self._table.leave(slot)
-        self._review(slot)
-        self._order.remove(slot)
-        self._cut(slot)
-        return parent
-
-    def _cut(self, slot: int) -> None:
-        parent = self._table.tree.remove(slot)
-        if parent >= 0:
-            self._review(parent)
 
     def _unpin(self, slot: int) -> None:
         self._pins[slot] -= 1
@@ -282,12 +221,3 @@ class SlotPool:
             self._table.set_free(slot)
         else:
             self._review(slot)
-
-    def _victims(self, leaving: Sequence[tuple[int, BlockHash]]) -> Victims:
-        slots = tuple(slot for slot, _ in leaving)
-        return Victims(
-            hashes=tuple(self._table.hash[slot] for slot in slots),
-            slots=slots,
-            parents=tuple(parent for _, parent in leaving),
-            uses=tuple(self._uses[slot] for slot in slots),
-        )

@@ -37,9 +37,16 @@ class Retention:
     ) -> None:
         self._pool = pool
         self._clock = clock
-        self._quota = round(pool.num_slots * QUOTA_SHARE) if quota is None else quota
+        self._fixed_quota = quota
         self._kept: dict[BlockHash, _Kept] = {}
         self.displaced_blocks = 0
+
+    @property
+    def _quota(self) -> int:
+        """Of a pool that has shrunk, wishes beyond it end by their time."""
+        if self._fixed_quota is not None:
+            return self._fixed_quota
+        return round(self._pool.capacity * QUOTA_SHARE)
 
     def keep(self, chain: Sequence[BlockHash], ttl_s: float, priority: int = 0) -> int:
         """Keep ``chain``, from its root, for ``ttl_s`` seconds from now; 0 ends an earlier wish.

@@ -1,7 +1,8 @@
 """`SlotTable`: which block lies in which slot of a pool and in which state, and what it follows.
 
 A block is *reserved* (being written), then *resident* (whole, matched), then *leaving* (on its way
-out of the index, no longer matched), then gone. Must not know who reads a block or what goes first.
+out of the index, no longer matched), then gone. A slot whose memory is somebody else's is *absent*.
+Must not know who reads a block or what goes first.
 """
 
 from array import array
@@ -12,7 +13,7 @@ from prefixfleet.store.chain import SEGMENT_BLOCKS, BlockHash
 from prefixfleet.store.holds import NO_SLOT
 from prefixfleet.store.slot_tree import ORPHAN, ROOT, SlotTree
 
-FREE, RESERVED, RESIDENT, LEAVING, GONE, QUARANTINED = range(6)
+FREE, RESERVED, RESIDENT, LEAVING, GONE, QUARANTINED, ABSENT = range(7)
 """States of a slot. Gone: withdrawn and forgotten, but a pin still reads it."""
 KNOWN = (RESERVED, RESIDENT, LEAVING)
 
@@ -23,13 +24,16 @@ class SlotTable:
     Takes about 60 bytes a slot, and a dict entry a block.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, *, absent: bool = False) -> None:
+        """``absent``: it has no slot before one comes (`come`)."""
         self.num_slots = num_slots
+        self.present = 0 if absent else num_slots
         self.slot_of: dict[BlockHash, int] = {}  # parents always before their children
         self.hash: list[BlockHash] = [b""] * num_slots
-        self.state = bytearray(num_slots)
+        self.state = bytearray([ABSENT if absent else FREE]) * num_slots
         self.tree = SlotTree(num_slots)
-        self.free = array("i", range(num_slots - 1, -1, -1))
+        self.free = array("i", () if absent else range(num_slots - 1, -1, -1))
+        self._called = bytearray(num_slots)  # goes as soon as it is free
         self._head: list[BlockHash] = [b""] * num_slots
 
     def find(self, block: BlockHash) -> int:
@@ -69,6 +73,7 @@ class SlotTable:
         """Reserve known slots of an empty table: (slot, hash, parent), each parent before its
         children. Yields each slot; use it up."""
         assert not self.slot_of, "only an empty pool can be restored"
+        assert self.present == self.num_slots, "only a whole pool can be restored"
         taken = bytearray(self.num_slots)
         for slot, block, parent in blocks:
             assert not taken[slot], f"slot {slot} is named twice"
@@ -98,9 +103,35 @@ class SlotTable:
             self.set_free(slot)
 
     def set_free(self, slot: int) -> None:
-        """The slot can be handed out."""
+        """Nobody uses the slot: it can be handed out, or goes if it was called."""
+        if self._called[slot]:
+            self._go(slot)
+            return
         self.state[slot] = FREE
         self.free.append(slot)
+
+    def come(self, slots: Iterable[int]) -> None:
+        """These slots are here from now on; what was called of them stays."""
+        for slot in slots:
+            self._called[slot] = False
+            if self.state[slot] == ABSENT:
+                self.present += 1
+                self.set_free(slot)
+
+    def call(self, slots: Iterable[int]) -> None:
+        """These slots go: now where they are free, else as soon as they are."""
+        called = set(slots)
+        going = [slot for slot in called if self.state[slot] == FREE]
+        for slot in called:
+            self._called[slot] = self.state[slot] not in (FREE, ABSENT)
+        self.free = array("i", (slot for slot in self.free if slot not in called))
+        for slot in going:
+            self._go(slot)
+
+    def _go(self, slot: int) -> None:
+        self.state[slot] = ABSENT
+        self._called[slot] = False
+        self.present -= 1
 
     def chain_to(self, slot: int) -> list[BlockHash]:
         """The resident blocks from the chain's root to ``slot``; none if that one is not."""
@@ -136,6 +167,22 @@ class SlotTable:
                 groups.setdefault(self._head[slot], []).append(block)
         return groups
 
+    def states(self, slots: range) -> bytearray:
+        """The states of neighbouring slots."""
+        return self.state[slots.start : slots.stop]
+
+    def standing_on(self, slots: Iterable[int], most: int | None) -> list[BlockHash]:
+        """The resident blocks in ``slots`` and all that follow them, leaves first; it stops
+        beyond ``most``."""
+        found: dict[int, None] = {}
+        for slot in slots:
+            if self.is_resident(slot) and slot not in found:
+                found.update(dict.fromkeys(filter(self.is_resident, self.tree.subtree(slot))))
+                if most is not None and len(found) > most:
+                    break
+        leaves_first = sorted(found, key=self.tree.depth, reverse=True)
+        return [self.hash[slot] for slot in leaves_first]
+
     def count(self, *states: int) -> int:
         """Slots in any of these states."""
         return sum(self.state.count(state) for state in states)
@@ -151,7 +198,9 @@ class SlotTable:
             assert free[slot] == (state == FREE), f"slot {slot}: state {state}, free list differs"
             known = self.slot_of.get(self.hash[slot]) == slot
             assert known == (state in KNOWN), f"slot {slot}: state {state}"
+            assert not self._called[slot] or state not in (FREE, ABSENT), f"slot {slot}: stayed"
             self._check_place(slot, state)
+        assert self.present == self.num_slots - self.count(ABSENT)
         assert len(self.slot_of) == self.count(*KNOWN)
 
     def _check_place(self, slot: int, state: int) -> None:

@@ -9,28 +9,24 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from prefixfleet.store.block_files import BlockFiles
 from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.disk_threads import DiskThreads
 from prefixfleet.store.errors import CorruptBlock
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.holds import Reservation, Victims
 from prefixfleet.store.pool import SlotPool
-from prefixfleet.store.slot import verify
 from prefixfleet.store.wear import WearBudget
 from prefixfleet.store.wear_file import WearFile
 
 log = logging.getLogger(__name__)
 
-READ_THREADS = 4
 RETRY_S = 60.0
 """Seconds without writes after the disk failed."""
-
-CLOSE_S = 10.0
 
 WORN = (
     "disk: the wear budget is used up, blocks leave memory unwritten until it fills again; set "
@@ -48,8 +44,6 @@ COUNTERS = (
     "read_error",
     "write_error",
 )
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,33 +74,24 @@ class SsdTier:
         wear_file: WearFile | None = None,
     ) -> None:
         self._files = files
-        self._namespace = namespace
         self._pool = SlotPool(files.num_slots, order, clock)
-        self._budget, self._wear_file = budget, wear_file
+        self._budget = budget
+        self._threads = DiskThreads(files, namespace, wear_file)
         self._leaving = leaving
         self._clock = clock
-        self._writer = ThreadPoolExecutor(1, "ssd-write")
-        self._readers = ThreadPoolExecutor(READ_THREADS, "ssd-read")
         self._degraded = ""
         self._retry_at = 0.0
         self._counts: Counter[str] = Counter()
 
     async def open(self) -> int:
         """Bring back what the disk holds; returns the number of blocks. Raises `ConfigError`."""
-        found = await self._run(self._writer, self._files.recover)
+        found = await self._threads.recover()
         self._pool.restore((e.slot, e.block, e.parent) for e in found)
         return len(found)
 
     async def close(self) -> None:
-        """Finish what is being written, then close the files; a disk that does not answer within
-        `CLOSE_S` is left alone."""
-        closing = asyncio.ensure_future(self._run(self._writer, self._files.close))
-        if (await asyncio.wait({closing}, timeout=CLOSE_S))[0]:
-            closing.result()
-        else:
-            log.error("ssd tier: the disk ended no write within %g s: left open", CLOSE_S)
-        self._writer.shutdown(wait=False)
-        self._readers.shutdown(wait=False)
+        """See `DiskThreads.close`."""
+        await self._threads.close()
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are on disk."""
@@ -192,7 +177,7 @@ class SsdTier:
         """
         with self._pool.pin(hashes) as pin:
             reads = [
-                self._run(self._readers, self._read, slot, block, target)
+                self._threads.read(slot, block, target)
                 for block, slot, target in zip(pin.hashes, pin.slots, targets, strict=False)
             ]
             results = await asyncio.gather(*reads, return_exceptions=True)
@@ -241,7 +226,7 @@ class SsdTier:
             for w, r in reserved
         ]
         try:
-            await self._run(self._writer, self._commit, self._budget.left_bytes, blocks)
+            await self._threads.write(blocks, self._budget.left_bytes)
         except BaseException as error:
             for write, reservation in reversed(reserved):
                 reservation.abandon(write.block)
@@ -256,11 +241,6 @@ class SsdTier:
         self._counts["written_blocks"] += len(done)
         self._counts["written_bytes"] += len(done) * self._files.layout.slot_bytes
         return done
-
-    def _commit(self, left_bytes: float, blocks: Sequence[tuple[DiskBlock, memoryview]]) -> None:
-        if self._wear_file is not None:
-            self._wear_file.write(left_bytes)  # first: a crash in between costs budget, not wear
-        self._files.write(blocks)
 
     def _fail(self, error: OSError) -> None:
         self._counts["write_error"] += 1
@@ -282,12 +262,3 @@ class SsdTier:
                 await self._leaving(victims.hashes)
         finally:
             self._pool.free(victims)
-
-    def _read(self, slot: int, block: BlockHash, target: memoryview) -> None:
-        self._files.read(slot, target)
-        for shard in range(self._files.layout.shards):
-            verify(target, self._files.layout, self._namespace, block, shard)
-
-    @staticmethod
-    async def _run(pool: ThreadPoolExecutor, call: Callable[..., _T], *arguments: object) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(pool, call, *arguments)

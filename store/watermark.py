@@ -39,6 +39,11 @@ def start(num_slots: int, now: float) -> Watermark:
     return Watermark(num_slots, _least(num_slots), 0.0, now)
 
 
+def resize(mark: Watermark, num_slots: int) -> Watermark:
+    """The mark of a pool that has grown or shrunk; `follow` brings it within the new bounds."""
+    return replace(mark, num_slots=num_slots)
+
+
 def follow(mark: Watermark, *, taken: int, waiting: int, refused: int, now: float) -> Watermark:
     """The mark after ``taken`` slots were handed out since the last call.
 
@@ -50,17 +55,17 @@ def follow(mark: Watermark, *, taken: int, waiting: int, refused: int, now: floa
     # an average over the half-life: a burst within one call must not count as a lasting rate
     rate = mark.taken_per_s * fade + (taken + refused) / elapsed * (1 - fade)
     need = round(rate * HORIZON_S) + waiting + refused
-    least = _least(mark.num_slots)
-    need = min(max(need, least), _most(mark.num_slots))
-    keep = mark.keep_free
+    least, most = _least(mark.num_slots), _most(mark.num_slots)
+    need = min(max(need, least), most)
+    keep = min(mark.keep_free, most)
     if need > keep or need < keep * SLACK or need == least:
         keep = need
     return replace(mark, keep_free=keep, taken_per_s=rate, at_s=now)
 
 
 def _least(num_slots: int) -> int:
-    return max(1, round(num_slots * LEAST_SHARE))
+    return min(num_slots, max(1, round(num_slots * LEAST_SHARE)))
 
 
 def _most(num_slots: int) -> int:
-    return max(1, round(num_slots * MOST_SHARE))
+    return min(num_slots, max(1, round(num_slots * MOST_SHARE)))

@@ -1,9 +1,8 @@
 """Read leases of one source: pins that always end. No I/O; whoever owns it calls `end_expired`."""
 
-import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerBusy
@@ -20,14 +19,22 @@ class _ReadLease:
 class Leases:
     """Who may read which slots until when. Owned by one `BlockServer`.
 
-    At most ``max_leases`` leases and ``max_slots`` slots of them at a time.
+    At most ``max_leases`` leases and ``max_slots`` slots of them at a time; ``ids`` numbers them,
+    those of other sources behind the same listener too.
     """
 
-    def __init__(self, clock: Callable[[], float], *, max_leases: int, max_slots: int) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        max_leases: int,
+        max_slots: Callable[[], int],
+        ids: Iterator[int],
+    ) -> None:
         self._clock = clock
         self._max_leases = max_leases
         self._max_slots = max_slots
-        self._ids = itertools.count(1)
+        self._ids = ids
         self._leases: dict[int, _ReadLease] = {}
         self._granted: dict[int, Counter[int]] = {}  # caller to slots with their leases' number
         self._pinned: Counter[int] = Counter()  # the same of all callers together
@@ -51,11 +58,12 @@ class Leases:
             PeerBusy: it would be too much beside the leases that live; ``pin`` is untouched.
         """
         more = len(set(pin.slots) - self._pinned.keys())
+        max_slots = self._max_slots()
         too_many = len(self._leases) >= self._max_leases
-        if too_many or (more and self._leases and self.slots + more > self._max_slots):
+        if too_many or (more and self._leases and self.slots + more > max_slots):
             raise PeerBusy(
                 f"{len(self._leases)} read leases on {self.slots} slots, and {more} more asked "
-                f"for; at most {self._max_leases} on {self._max_slots}"
+                f"for; at most {self._max_leases} on {max_slots}"
             )
         id = next(self._ids)
         ends_at = self._clock() + seconds
@@ -73,12 +81,16 @@ class Leases:
             slot in granted for slot in range(first_slot, last_slot + 1)
         )
 
+    def holds(self, id: int, caller: int) -> bool:
+        """Whether the caller has a lease of that number here."""
+        lease = self._leases.get(id)
+        return lease is not None and lease.caller == caller
+
     def end(self, id: int, caller: int) -> bool:
         """End one lease of the caller. False if it has none of that number (any more)."""
-        lease = self._leases.get(id)
-        if lease is None or lease.caller != caller:
+        if not self.holds(id, caller):
             return False
-        del self._leases[id]
+        lease = self._leases.pop(id)
         _take_out(self._granted[caller], lease.pin.slots)
         if not self._granted[caller]:
             del self._granted[caller]

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import PeerRefused
+from prefixfleet.store.slot import SlotLayout
 from prefixfleet.transfer.choice import LOCAL, Choice, choose_link
 from prefixfleet.transfer.estimates import Estimates
 from prefixfleet.transfer.link import Link
@@ -29,6 +30,7 @@ class Acquaintance:
     contacts: Mapping[str, str]
     epoch: int
     namespace: bytes
+    layout: SlotLayout
     hashes: tuple[BlockHash, ...]
 
 

@@ -52,7 +52,7 @@ class Prober:
         self.probes = 0
         self._paths = paths
         self._flow = flow
-        self._slot_bytes = layout.slot_bytes
+        self._layout = layout
         self._pool = SlotPool(slots, LruOrder(), time.monotonic)
         memory = memoryview(bytearray(slots * layout.slot_bytes))
         self._reader = Reader(self._pool, memory, layout, peers=peers, flow=flow, later=later)
@@ -71,6 +71,7 @@ class Prober:
         ways = [
             (node, link)
             for node, peer in self._paths.peers.items()
+            if peer.layout == self._layout  # else it is the prober's of those blocks
             for link in self._paths.in_use(peer.contacts)
         ]
         known = set(ways)
@@ -105,7 +106,7 @@ class Prober:
         finally:
             self._pool.free(self._pool.choose_victims(self._pool.num_slots))
         if read.blocks:
-            learn(self._paths, read, self._slot_bytes)
+            learn(self._paths, read, self._layout.slot_bytes)
             now = self._paths.estimates.speed(node, link)
             if now.bytes_per_s > FOUND_FASTER * known.bytes_per_s > 0:
                 self._unsettled = (node, link)

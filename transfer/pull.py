@@ -73,19 +73,23 @@ class Puller:
         links: Mapping[str, Link],
         forced: str | None = None,
         flow: Flow | None = None,
+        beside: "Puller | None" = None,
     ) -> None:
+        """Connections, bounds and what is known of the paths are shared with the puller that this
+        one is ``beside``, which has the same ``links`` and closes them first."""
         self.counters: Counter[str] = Counter()  # pulls by outcome: "ok" or a failure
-        self.paths = Paths(links, forced, time.monotonic)
+        self.paths: Paths = beside.paths if beside else Paths(links, forced, time.monotonic)
         self._pool = pool
         self._layout = layout
         self._afterwards: set[asyncio.Task[None]] = set()
-        self._peers = PeerCache(links)
-        flow = flow or Flow()
+        self._peers: PeerCache = beside._peers if beside else PeerCache(links)
+        self._flow: Flow = beside._flow if beside else flow or Flow()
+        self._is_guest = beside is not None
         self._reader = Reader(
-            pool, segment, layout, peers=self._peers, flow=flow, later=self._later
+            pool, segment, layout, peers=self._peers, flow=self._flow, later=self._later
         )
         self.prober = Prober(
-            layout, paths=self.paths, peers=self._peers, flow=flow, later=self._later
+            layout, paths=self.paths, peers=self._peers, flow=self._flow, later=self._later
         )
 
     async def pull(
@@ -158,8 +162,10 @@ class Puller:
         return self._peers.closing
 
     async def close(self) -> None:
-        """Close every connection. Pulls in flight must have ended or been cancelled."""
-        await self._peers.close()
+        """Close every connection that is not another puller's. Pulls in flight must have ended
+        or been cancelled."""
+        if not self._is_guest:
+            await self._peers.close()
         if self._afterwards:
             await asyncio.wait(self._afterwards, timeout=CLOSE_S)
 
@@ -183,7 +189,7 @@ class Puller:
         if read.blocks:
             learn(self.paths, read, self._layout.slot_bytes)
             hashes = read.hashes[: min(read.blocks, SAMPLE_BLOCKS)]
-            met = Acquaintance(read.contacts, read.epoch, read.namespace, hashes)
+            met = Acquaintance(read.contacts, read.epoch, read.namespace, self._layout, hashes)
             self.paths.met(read.node, met)
         return ""
 

@@ -5,9 +5,10 @@ lease. What it reads are whole slots, headers included, so that it can prove eac
 """
 
 import asyncio
+import itertools
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
 from msgspec import structs
@@ -72,7 +73,7 @@ class BlockServer:
     keep from being evicted (default: half of the pool). ``on_corrupt`` is called with a block
     whose bytes are spoiled in this node's own pool: drop and withdraw it. ``bring`` is given
     the hashes that a peer asks for and the seconds it waits at most, and has in the pool what
-    this node keeps elsewhere.
+    this node keeps elsewhere. ``ids`` numbers the leases; see `Leases`.
     """
 
     def __init__(
@@ -89,20 +90,22 @@ class BlockServer:
         bring: Callable[[Sequence[BlockHash], float], Awaitable[None]] | None = None,
         max_leases: int = MAX_LEASES,
         max_leased_slots: int | None = None,
+        ids: Iterator[int] | None = None,
     ) -> None:
         self.epoch = epoch
+        self.namespace = namespace
         self.counters: Counter[str] = Counter()  # questions by outcome: "leased" or a reason
         self.leased_blocks = 0  # in all, since the start
         self._pool = pool
         self._segment = segment
         self._layout = layout
-        self._namespace = namespace
         self._node = node
         self._on_corrupt = on_corrupt
         self._bring = bring
-        max_slots = max(1, pool.num_slots // 2) if max_leased_slots is None else max_leased_slots
+        self._max_leased_slots = max_leased_slots
         self._clock = clock
-        self._leases = Leases(clock, max_leases=max_leases, max_slots=max_slots)
+        ids = ids or itertools.count(1)
+        self._leases = Leases(clock, max_leases=max_leases, max_slots=self._most, ids=ids)
         self.replication: Replication | None = None  # set by who replicates this pool
 
     @property
@@ -112,7 +115,10 @@ class BlockServer:
 
     async def answer(self, caller: Caller, question: bytes) -> bytes:
         """See `Service`. Raises `ProtocolError` on a question that no correct peer asks."""
-        asked: Question = wire.unpack(question, Question)
+        return await self.reply(caller, wire.unpack(question, Question))
+
+    async def reply(self, caller: Caller, asked: Question) -> bytes:
+        """The answer to a question that is unpacked already. Raises `ProtocolError`."""
         self._leases.end_expired()
         reply: Answer
         try:
@@ -149,6 +155,14 @@ class BlockServer:
     def close(self) -> None:
         """End every lease."""
         self._leases.end_all()
+
+    def concerns(self, caller: Caller, asked: Release) -> bool:
+        """Whether what is released, or said to be spoiled, is of this pool."""
+        return self._leases.holds(asked.lease, caller.id) or self._pool.knows(asked.spoiled)
+
+    def _most(self) -> int:
+        """Slots that leases may keep; half of a pool follows its size."""
+        return self._max_leased_slots or max(1, self._pool.capacity // 2)
 
     def _lease(self, caller: Caller, asked: Lease, hashes: Sequence[BlockHash]) -> Leased:
         queued_bytes = self._leases.slots * self._layout.slot_bytes
@@ -193,9 +207,9 @@ class BlockServer:
     def _check_same(self, asked: Lease | Join) -> None:
         if asked.epoch != self.epoch:
             raise EpochChanged(f"asked for epoch {asked.epoch}; this node lives in {self.epoch}")
-        if asked.namespace != self._namespace:
+        if asked.namespace != self.namespace:
             raise PeerRefused(
-                f"namespace {asked.namespace.hex()}; this pool holds {self._namespace.hex()}: "
+                f"namespace {asked.namespace.hex()}; this pool holds {self.namespace.hex()}: "
                 "models, layouts or engines of the two nodes differ"
             )
         layout = SlotLayout(payload_bytes=asked.payload_bytes, shards=asked.shards)
@@ -217,7 +231,7 @@ class BlockServer:
                 memory = self._segment[start : start + self._layout.slot_bytes]
                 try:
                     for shard in range(self._layout.shards):
-                        verify(memory, self._layout, self._namespace, block, shard)
+                        verify(memory, self._layout, self.namespace, block, shard)
                 except CorruptBlock as error:
                     log.error("this node's own pool is spoiled: %s", error)
                     self.counters["corrupt"] += 1

@@ -44,7 +44,7 @@ class ProxiedTcp(TcpLink):
 
 def books(daemon: NodeDaemon) -> dict[str, Any]:
     """The pool's books, proved; and everything that somebody still holds."""
-    pool = daemon._pool
+    pool = next(iter(daemon._opener.pools.values()), None)
     found: dict[str, Any] = {"epoch": daemon.epoch, "ok": True, "held": {}}
     if pool is None:
         return found

@@ -5,6 +5,7 @@ The rig's KV has values that 8 bits hold, so that every loaded block can still b
 
 import pytest
 from engine_rig import BLOCK, answer, caches_of, engine_config, expected_answer, prompt_of
+from node_rig import pool_of
 
 from prefixfleet.cluster.connector_identity import CONTENT_OF_KERNEL, block_content
 from prefixfleet.kernels.encoding import ENCODINGS
@@ -42,7 +43,7 @@ def test_slots_are_as_small_as_the_encoding_makes_them(start, daemons):
     layouts = {}
     for encoding in ("exact", "int8"):
         start(encoding=encoding, at=daemons.start(encoding))
-        layouts[encoding] = daemons.ask(encoding, lambda node: node._pool.host.kind.layout)
+        layouts[encoding] = daemons.ask(encoding, lambda node: pool_of(node).host.kind.layout)
 
     assert layouts["int8"].payload_bytes < layouts["exact"].payload_bytes / 2
 
@@ -63,7 +64,7 @@ def test_nodes_of_different_encodings_have_no_block_in_common(start, daemons):
     for encoding in ("exact", "int8-fp8", "int8", "fp8"):
         answer(start(encoding=encoding, at=daemons.start(encoding)), "a", prompt)
         held[encoding] = daemons.ask(
-            encoding, lambda node: {block for block, _ in node._pool.host.pool.resident()}
+            encoding, lambda node: {block for block, _ in pool_of(node).host.pool.resident()}
         )
 
     assert {len(blocks) for blocks in held.values()} == {5}
@@ -103,7 +104,7 @@ def test_a_payload_that_is_not_what_the_engine_decodes_is_computed(start, daemon
 def reseal_with_another_header(node):
     from prefixfleet.store.slot import seal
 
-    host = node._pool.host
+    host = pool_of(node).host
     layout = host.kind.layout
     blocks = [block for block, _ in host.pool.resident()]
     with host.pool.pin([blocks[-1]]) as pin:

@@ -3,7 +3,7 @@
 import pytest
 from engine_rig import BLOCK, answer, prompt_of
 from eventually import until
-from node_rig import SECRET
+from node_rig import SECRET, pool_of
 
 from prefixfleet.store.chain import extend_chain
 from prefixfleet.store.namespace import Scope, chain_root, hash_key
@@ -14,7 +14,7 @@ def told(daemons, prompt, expected, salt=""):
 
     def chain(node):
         key = hash_key(SECRET)
-        root = chain_root(node._pool.host.kind.digest, Scope(salt=salt), key)
+        root = chain_root(pool_of(node).host.kind.digest, Scope(salt=salt), key)
         return extend_chain(root, prompt, BLOCK, key)
 
     async def wait(asked):

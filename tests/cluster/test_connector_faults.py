@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from engine_rig import BLOCK, answer, expected_answer, prompt_of
+from node_rig import pool_of
 
 from prefixfleet.cluster import connector_copier
 from prefixfleet.cluster.connector_loads import OpenLoads
@@ -25,7 +26,7 @@ def spoil(daemons, position):
     """Flip a byte of the pool's n-th resident block; returns how many there are."""
 
     def flip(node):
-        host = node._pool.host
+        host = pool_of(node).host
         slots = [host.pool._table.slot_of[block] for block, _ in host.pool.resident()]
         layout: SlotLayout = host.kind.layout
         host.segment.view[slots[position] * layout.slot_bytes + 200] ^= 1
@@ -318,7 +319,7 @@ def test_a_lookup_may_take_what_the_routers_plan_says(start, daemons, plan, budg
     rig = start()
 
     def listen(node):
-        cache = node._pool.cache
+        cache = pool_of(node).cache
         prepare = cache.prepare
 
         async def told_prepare(*arguments):

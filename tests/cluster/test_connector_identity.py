@@ -310,11 +310,14 @@ def test_an_engine_that_never_came_up_is_closed_in_order(tmp_path):
         PrefixfleetConnector(config, role, kv_config()).shutdown()
 
 
-def test_a_daemon_that_holds_blocks_of_another_engine_stops_the_start(start, tmp_path):
+def test_an_engine_of_another_model_shares_the_daemon_and_finds_nothing_of_it(start, tmp_path):
     answer(start(), "a", PROMPT)
 
-    with pytest.raises(ConfigError, match=r"refuses this engine.*namespace"):
-        start(model=model_folder(tmp_path / "other", b"other weights"))
+    other = start(model=model_folder(tmp_path / "other", b"other weights"))
+
+    assert answer(other, "b", PROMPT) == expected_answer(PROMPT, 4)
+    assert other.reports["b"]["local_blocks"] == 0
+    assert loaded(start) == 5
 
 
 def test_after_a_reset_nothing_that_was_kept_before_is_used(start):

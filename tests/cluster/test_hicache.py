@@ -8,7 +8,7 @@ import torch
 from daemons import Daemons
 from host_pools import PageFirstPool, indices_of, keys_of
 from indexes import chain_of, node_record, segments
-from node_rig import NAMESPACE
+from node_rig import NAMESPACE, pool_of
 
 from prefixfleet.cluster.cache_api import NodePrefixCache
 from prefixfleet.cluster.hicache import HiCachePages, layout_of, page_bytes
@@ -134,7 +134,7 @@ def test_pages_that_left_memory_come_back_from_the_nodes_disk(daemons, tmp_path)
     chain = [engine.pages.block(key) for key in keys]
 
     def has_left(node):
-        cache = node._pool.cache
+        cache = pool_of(node).cache
         return cache.pool.match(chain[8:]) == 0 and cache.tier.match(chain) == 16
 
     for number in range(200):
@@ -160,7 +160,7 @@ def test_a_peers_pages_are_pulled_to_behind_those_before_them(daemons, engine):
 
     assert other.pages.count_leading(keys[2:], keys[:2]) == 4
     last = other.pages.block(keys[-1])
-    assert daemons.ask("b", lambda node: node._pool.host.pool.position_after(last)) == 6
+    assert daemons.ask("b", lambda node: len(pool_of(node).host.pool.chain_to(last))) == 6
     other.cache.close()
 
 
@@ -169,7 +169,7 @@ def test_a_damaged_page_ends_the_load(daemons, engine):
     engine.keep(keys)
 
     def spoil(node):
-        host = node._pool.host
+        host = pool_of(node).host
         with host.pool.pin([engine.pages.block(keys[1])]) as pin:
             host.segment.view[pin.slots[0] * host.kind.layout.slot_bytes + 100] ^= 1
 

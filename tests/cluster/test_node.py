@@ -210,7 +210,7 @@ async def test_a_pool_that_is_all_pinned_gives_no_slot_and_loses_nothing(index, 
     ("changes", "why"),
     [
         ({"payload_bytes": 100_000}, "slots of"),
-        ({"namespace": "another"}, "namespace"),
+        ({"namespace": "another"}, "namespace differs in dtype"),
         ({"version": 99}, "got version 99, expected 1"),
         ({"shards": 0}, "expected at least 1"),
         ({"namespace": {}}, "got fields"),

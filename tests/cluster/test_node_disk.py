@@ -5,7 +5,7 @@ import threading
 
 import pytest
 from eventually import until
-from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
+from node_rig import PlainEngine, fresh_chain, payload_of, pool_of, running_node, settings_of
 
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError
@@ -66,7 +66,7 @@ async def matched(index, chain, expected):
 
 
 def on_disk(daemon, chain):
-    return daemon._pool.cache.tier.match(chain)
+    return pool_of(daemon).cache.tier.match(chain)
 
 
 async def check(engine, chain, request="r"):
@@ -120,8 +120,8 @@ async def test_what_is_on_its_way_to_disk_when_the_node_joins_anew_is_published(
     ):
         await engine.put(chain)
         await until(lambda: daemon.snapshot()["index"]["pending_blocks"] == 0)
-        pool = daemon._pool.host.pool
-        daemon._pool.cache._evictions._evict(20)
+        pool = pool_of(daemon).host.pool
+        pool_of(daemon).cache.evictions._evict(20)
         assert set(pool.leaving()) == set(chain[40:])
 
         await index.leave(daemon._announcer.member)
@@ -142,7 +142,7 @@ async def test_what_is_computed_again_while_it_leaves_the_disk_stays_published(i
     ):
         await engine.put(fresh_chain(1))
         async with daemon._announcer._lock:  # the index is slow
-            leaves = asyncio.create_task(daemon._pool.cache.left_disk(chain))
+            leaves = asyncio.create_task(pool_of(daemon).cache.left_disk(chain))
             await asyncio.sleep(0)
             await engine.put(chain)
         await leaves
@@ -158,12 +158,12 @@ async def test_the_middle_of_a_chain_comes_back_to_its_place(index, settings):
         PlainEngine.connected(daemon.settings.socket_path) as engine,
     ):
         await fill(daemon, engine, chains)
-        first, pool = chains[0], daemon._pool.host.pool
+        first, pool = chains[0], pool_of(daemon).host.pool
         assert pool.match(first[40:]) < 20
 
         assert await check(engine, first[40:]) == 20
         assert pool.match(first) == 60
-        assert pool.position_after(first[-1]) == 60
+        assert len(pool.chain_to(first[-1])) == 60
 
 
 async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take_longer(
@@ -225,7 +225,7 @@ async def test_a_spoiled_file_is_a_miss_and_leaves_the_index(index, settings, tm
         await fill(daemon, engine, chains)
         first = chains[0]
         assert on_disk(daemon, first) == 60
-        in_memory = daemon._pool.host.pool.match(first)
+        in_memory = pool_of(daemon).host.pool.match(first)
         (path,) = (tmp_path / "ssd" / "a").glob("bucket-*")
         data = path.read_bytes()
         start = data.index(payload_of(first[in_memory + 2])[:100])
@@ -247,7 +247,7 @@ async def test_a_peer_pulls_what_lies_on_disk(index, settings):
         PlainEngine.connected(target.settings.socket_path) as engine,
     ):
         await fill(source, there, chains)
-        assert source._pool.host.pool.match(chains[0]) < 60
+        assert pool_of(source).host.pool.match(chains[0]) < 60
         plan = PullPlan(
             request="r", source="a", source_epoch=source.epoch, blocks=60, budget_s=20.0
         )

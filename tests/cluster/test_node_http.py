@@ -135,8 +135,9 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
     async with http.get(f"{daemon.url}/status") as response:
         status = await response.json()
 
-    assert status["namespace"]["model"] == "m"
-    assert status["block_bytes"] == 8192
+    (kind,) = status["stats"]["kinds"].values()
+    assert kind["namespace"]["model"] == "m"
+    assert (kind["engines"], kind["slot_bytes"]) == (["test"], 8192)
     assert status["outcomes"][0]["pulled_blocks"] == 3
     assert status["stats"]["counters"]["blocks"] == {
         "engine": 1, "local": 2, "pulled": 3, "recomputed": 3,

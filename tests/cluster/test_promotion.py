@@ -45,7 +45,7 @@ class World:
         async def leaving(hashes):
             """Nobody else is told here."""
 
-        async def make_room(hashes, position):
+        async def make_room(hashes):
             return len(hashes)
 
         clock = time.monotonic

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 from eventually import until
-from node_rig import PlainEngine, fresh_chain, payload_of, running_node, settings_of
+from node_rig import PlainEngine, fresh_chain, payload_of, pool_of, running_node, settings_of
 
 from prefixfleet.store.heat import HOT_NODES
 from prefixfleet.store.memory_index import MemoryIndex
@@ -42,7 +42,7 @@ class Fleet:
         self.index = index
 
     def at_rest(self, daemon):
-        worker = daemon._pool.replicator.part.worker
+        worker = pool_of(daemon).replicator.part.worker
         return worker.ready or self._mode != "enforce"
 
     async def all_known(self, index):

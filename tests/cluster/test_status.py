@@ -1,6 +1,7 @@
 """What ``prefixfleet status`` says of a fleet, and of a wrong address."""
 
 import io
+import re
 import threading
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -68,9 +69,9 @@ async def test_an_address_without_a_router_is_an_error(served, tmp_path, body, s
         await read_status(RunDir(tmp_path), served(body, status))
 
 
-def shown(wish):
+def shown(wish, nodes=()):
     console = Console(file=io.StringIO(), width=200)
-    status = {"fleet": "f", "phase": "ready", "endpoint": "e", "nodes": [], "workers": []}
+    status = {"fleet": "f", "phase": "ready", "endpoint": "e", "nodes": nodes, "workers": []}
     show_status({**status, "degraded": [], "hit_rate": {}, "wish": asdict(wish)}, console)
     return console.file.getvalue()
 
@@ -87,6 +88,21 @@ def test_what_is_wished_is_shown():
     assert "update 2: X=[1]" in text
     assert "the last wish failed: replace: no [room]" in text
     assert "scaled" not in shown(FleetWish())
+
+
+def test_namespaces_that_share_a_nodes_memory_are_shown():
+    kinds = {
+        "aa" * 16: {"engines": ["x"], "slots": 100, "bytes": 1 << 30, "waste_bytes": 1 << 29},
+        "bb" * 16: {"engines": 7, "slots": "many", "found_blocks": 12, "disk": True},
+        "cc" * 16: None,
+    }
+    node = {"node": "n", "epoch": 1, "suspect": False, "stats": {"kinds": kinds}}
+
+    text = shown(FleetWish(), nodes=[node])
+
+    assert re.search(r"aaaaaaaa .* x .* 100 .* 1.00 .* 50.0% .* no", text)
+    assert re.search(r"bbbbbbbb .* 12 .* yes", text)
+    assert "cccccccc" not in text
 
 
 async def test_a_wish_that_nobody_with_the_secret_wrote_is_said(redis_url, fleet, tmp_path):

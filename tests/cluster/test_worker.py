@@ -49,7 +49,7 @@ async def node(index, tmp_path_factory):
     settings = settings_of(tmp_path_factory.mktemp("n"))
     async with (
         running_node(index, settings) as daemon,
-        PlainEngine.connected(settings.socket_path),
+        PlainEngine.connected(settings.socket_path, engine="w"),
     ):
         yield daemon
 

@@ -7,11 +7,11 @@ from dataclasses import asdict
 
 import pytest
 from daemons import Daemons
-from node_rig import NAMESPACE, PAYLOAD_BYTES, fresh_chain
+from node_rig import NAMESPACE, PAYLOAD_BYTES, fresh_chain, pool_of
 
 from prefixfleet.cluster import cache_api
 from prefixfleet.cluster.cache_api import NodePrefixCache
-from prefixfleet.store.errors import ConfigError, EpochChanged
+from prefixfleet.store.errors import EpochChanged
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
 
@@ -93,7 +93,7 @@ def test_what_is_here_is_not_written_again(cache):
 def test_a_pinned_block_stays_while_others_come_and_go(cache, daemons):
     chain = fresh_chain(4)
     cache.save(b"", writes_of(chain))
-    slots = daemons.ask("a", lambda node: node._pool.host.pool.num_slots)
+    slots = daemons.ask("a", lambda node: pool_of(node).host.pool.num_slots)
 
     with cache.pin("r", chain, None, 1.0) as pinned:
         for _ in range(3):
@@ -133,7 +133,7 @@ def test_a_cache_that_is_closed_gives_no_slot_away_that_it_still_writes(
 
 
 def reserved_slots(daemons):
-    return daemons.ask("a", lambda node: node._pool.host.pool.counts().reserved)
+    return daemons.ask("a", lambda node: pool_of(node).host.pool.counts().reserved)
 
 
 def test_a_write_that_raises_holds_no_slot_and_what_it_raised_comes_out(cache, daemons):
@@ -186,7 +186,7 @@ def test_a_damaged_block_is_a_miss_and_leaves(cache, daemons):
 
 
 def spoil(node, block):
-    host = node._pool.host
+    host = pool_of(node).host
     with host.pool.pin([block]) as pin:
         (slot,) = pin.slots
         host.segment.view[slot * host.kind.layout.slot_bytes + 100] ^= 1
@@ -237,11 +237,15 @@ def test_many_threads_may_call(cache):
     assert found == [[payload_of(block) for block in chain] for chain in chains]
 
 
-def test_another_engines_blocks_are_refused_with_the_reason(cache, daemons):
+def test_blocks_of_another_model_are_never_found(cache, daemons):
+    """Not even where somebody names the same block."""
     socket = daemons.ask("a", lambda node: node.settings.socket_path)
     other = cache_at(socket, namespace=asdict(NAMESPACE) | {"weights": "others"})
+    chain = fresh_chain(3)
 
-    with pytest.raises(ConfigError, match="namespace"):
-        other.welcome(WAIT_S)
-    assert other.match(fresh_chain(1)) == 0
+    assert other.welcome(WAIT_S).pool_path == cache.welcome(WAIT_S).pool_path
+    assert cache.save(b"", writes_of(chain)) == [True] * 3
+
+    assert other.match(chain) == 0
+    assert cache.match(chain) == 3
     other.close()

@@ -35,7 +35,7 @@ def serve(pool, blocks):
     pool.observe(blocks)
     with pool.pin(blocks) as here:
         hits = len(here.hashes)
-        room = make_room(pool, blocks[hits:], hits)
+        room = make_room(pool, blocks[hits:])
         pool.free(room.victims)
         wanted = blocks[hits : hits + room.blocks]
         with pool.reserve(blocks[hits - 1] if hits else b"", wanted) as reservation:

@@ -40,6 +40,7 @@ def _node_snapshot():
     numbers = {"a": 1}
     return {
         "tiers": {"dram": numbers},
+        "kinds": {"00": defaultdict(int)},
         "counters": defaultdict(int, blocks=numbers, pull_failures=numbers, failed_sources=numbers),
         "index": defaultdict(int),
         "cache": defaultdict(int),

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from aiohttp import web
 from eventually import until
+from upstreams import answer, storing
 
 from prefixfleet.router import departed
 from prefixfleet.router.headers import DEADLINE
@@ -278,3 +279,53 @@ async def test_a_model_that_is_gone_for_good_is_unknown_and_nobody_waits_for_it(
 
     assert (await rig.post(model="other"))[0] == 404
     assert waiting(router) == 0
+
+
+async def test_who_waits_for_a_busy_worker_goes_to_one_that_comes(rig):
+    """A fleet that grows under load serves with it what waits already."""
+    held = asyncio.Event()
+
+    async def busy(engine, request, asked):
+        await held.wait()
+        return await answer(engine, request, asked)
+
+    old = await rig.engine("a", behave=busy, prefill_tokens_per_s=1.0)
+    router = await rig.start(old)
+    asked = [asyncio.create_task(rig.post()) for _ in range(4)]
+    await until(lambda: len(router.turns) == 3)
+
+    new = await rig.engine("b", prefill_tokens_per_s=1.0)
+    await rig.announce(new.record())
+    done, _ = await asyncio.wait(asked[1:], timeout=20)
+
+    assert {task.result()[1]["x-prefixfleet-node"] for task in done} == {"node-b"}
+    assert len(done) == 3
+    held.set()
+    assert (await asked[0])[0] == 200
+
+
+async def test_who_waits_for_the_worker_of_a_response_goes_to_nobody_who_comes(rig):
+    held = asyncio.Event()
+
+    async def busy(engine, request, asked):
+        if asked["input"] == "wait":
+            await held.wait()
+        return await storing(engine, request, asked)
+
+    old = await rig.engine("a", behave=busy, prefill_tokens_per_s=1.0)
+    router = await rig.start(old)
+    body = {"input": "hello"}
+    _, _, first = await rig.post("/v1/responses", **body)
+    blocking = asyncio.create_task(rig.post("/v1/responses", input="wait"))
+    await until(lambda: len(old.seen) == 2)
+    bound = asyncio.create_task(rig.post("/v1/responses", **body, previous_response_id=first["id"]))
+    await until(lambda: len(router.turns) == 1)
+
+    new = await rig.engine("b", behave=storing)
+    await rig.announce(new.record())
+    await rig.until_ready(2)
+    await asyncio.sleep(0.1)
+    assert len(router.turns) == 1
+    held.set()
+    assert (await bound)[2]["served_by"] == "a"
+    assert (await blocking)[0] == 200

@@ -72,7 +72,7 @@ def test_a_prefill_that_waited_for_another_took_the_time_from_then_on(book, cloc
 def test_what_a_prefill_took_is_not_known_beside_answers_that_come_whole(book, clock):
     with prefill(book, streamed=False), prefill(book) as beside:
         beside.first_byte(clock())
-    with prefill(book) as before:
+    with prefill(book, expected_s=1.0) as before:
         with prefill(book, streamed=False) as whole:
             clock.advance(1.0)
             whole.first_byte(clock())
@@ -84,12 +84,28 @@ def test_what_a_prefill_took_is_not_known_beside_answers_that_come_whole(book, c
 
 
 def test_what_a_prefill_took_is_not_known_when_another_was_abandoned_meanwhile(book, clock):
-    with prefill(book) as charge:
+    with prefill(book, expected_s=1.0) as charge:
         with prefill(book):
             clock.advance(1.0)
         charge.first_byte(clock())
 
     assert charge.prefill_s is None
+
+
+def test_where_it_is_not_known_it_took_as_much_as_the_estimates_fall_short_of_the_wait(book, clock):
+    """Else a worker that is far slower than it says is filled, and never learned, while some
+    answers come whole and some clients leave."""
+    with (
+        prefill(book, expected_s=1.0, streamed=False),
+        prefill(book, expected_s=2.0),
+        prefill(book, expected_s=1.0) as charge,
+        prefill(book, expected_s=9.0),
+    ):
+        book.hear({"w": Load(queued_tokens=4, queued_requests=1)})
+        clock.advance(80.0)
+        charge.first_byte(clock())
+
+    assert charge.prefill_s == 10.0
 
 
 def test_of_the_time_that_other_routers_prefills_share_a_part_counts(book, clock):
@@ -124,3 +140,42 @@ def test_who_waits_for_a_busy_worker_makes_it_busier_until_all_are_judged(book):
             assert book.free_at_s("idle") == NEVER
         assert book.load("w").busy_s == 2.0
         assert book.free_at_s("w") == 7.0
+
+
+def test_what_a_worker_refuses_takes_no_time_of_the_others(book, clock):
+    """A client can send a hundred of those while one prompt is computed."""
+    long = book.charge("a", tokens=10, sequences=1, expected_s=10.0)
+    clock.advance(1.0)
+    for _ in range(3):
+        with book.charged("a", tokens=10, sequences=1, expected_s=1.0) as refused:
+            clock.advance(1.0)
+            refused.first_byte(clock(), refused=True)
+        assert refused.prefill_s is None
+    assert book.load("a").busy_s == pytest.approx(6.0)
+    assert book.decode_s == 0.0
+    long.first_byte(clock())
+
+    assert long.prefill_s == 4.0
+
+
+def test_whoever_came_behind_a_refused_one_began_when_he_came(book, clock):
+    refused = book.charge("a", tokens=10, sequences=1, expected_s=1.0)
+    clock.advance(2.0)
+    behind = book.charge("a", tokens=10, sequences=1, expected_s=3.0)
+    refused.first_byte(clock(), refused=True)
+
+    assert book.load("a").busy_s == 3.0
+    clock.advance(3.0)
+    behind.first_byte(clock())
+    assert behind.prefill_s == 3.0
+
+
+def test_what_comes_whole_tells_of_no_decode(book, clock):
+    with book.charged("a", tokens=10, sequences=1, expected_s=1.0, streamed=False) as whole:
+        whole.first_byte(clock())
+
+    with book.charged("a", tokens=10, sequences=1, expected_s=1.0) as streamed:
+        streamed.first_byte(clock())
+        clock.advance(4.0)
+
+    assert book.decode_s == 4.0

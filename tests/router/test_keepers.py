@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 import pytest
 from clocks import ManualClock
 from eventually import until
-from redis_servers import new_fleet
+from redis_servers import forgetful_server, new_fleet
 from upstreams import SECRET
 
 from prefixfleet.router.degraded import Degraded
@@ -138,6 +138,22 @@ async def test_without_redis_what_is_known_here_is_found_and_told_later(sharing)
     await until(lambda: not keepers._degraded.modes())
     assert await other.worker_of("t", "resp_1") == "a"
     keepers.shared = away
+
+
+async def test_a_redis_that_lost_its_memory_is_told_again(sharing, tmp_path):
+    with forgetful_server(tmp_path) as server:
+        one, other = sharing(server.url), sharing(server.url)
+        one.note("t", "resp_1", "a")
+        await until(lambda: not one.untold)
+        server.clients.append(other.shared._redis)
+        await server.lose_its_memory()
+
+        one.note("t", "resp_2", "a")  # by this it finds out
+        await until(lambda: one._degraded.modes() or not one.untold)
+        await until(lambda: not one.untold)
+
+        assert await other.worker_of("t", "resp_2") == "a"
+        assert await other.worker_of("t", "resp_1") == "a"
 
 
 async def test_a_mode_ends_though_there_is_nothing_to_tell(sharing):

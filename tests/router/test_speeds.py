@@ -1,8 +1,12 @@
 """Workers' speeds are learned from whatever tells of them, under load too."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
+from eventually import until
+from upstreams import answer
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.speeds import ROW, Speeds
@@ -85,3 +89,32 @@ def test_a_worker_that_is_gone_is_forgotten(book, speeds, clock):
 
     speeds.forget("w")
     assert speeds.of(WORKER) == guess
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_a_worker_is_not_learned_from_what_it_refuses(rig, status):
+    """Else a client that sends nonsense makes it look idle, and as fast as its checks."""
+    slow = asyncio.Event()
+
+    async def behave(engine, request, asked):
+        if asked.get("temperature"):
+            return web.json_response({"error": {"message": "no"}}, status=status)
+        await slow.wait()
+        return await answer(engine, request, asked)
+
+    engine = await rig.engine(behave=behave)
+    router = await rig.start(engine)
+    router.turns._at_once = True  # several are in flight at the engine
+    body = {"model": "tiny", "prompt": "x" * 400, "stream": True}
+    long = asyncio.create_task(rig.client.post("/v1/completions", json=body))
+    await until(lambda: len(engine.seen) == 1)
+    seen_s, charge = router.clock(), next(iter(router.book._pages["a"].waiting))
+    for _ in range(5):
+        async with rig.client.post("/v1/completions", json=body | {"temperature": 9}) as refused:
+            assert refused.status == status
+    waited_s = router.clock() - seen_s
+    slow.set()
+    (await long).close()
+
+    # what an engine that fails had done by then is not known
+    assert (charge.prefill_s >= waited_s) if status < 500 else (charge.prefill_s is None)

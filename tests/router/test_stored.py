@@ -1,11 +1,13 @@
 """Stored responses through routers: asked of the worker that keeps them, by their tenant."""
 
 import asyncio
+import gzip
 import hashlib
 import json
 from contextlib import ExitStack
 from urllib.parse import quote
 
+import openai
 import pytest
 from aiohttp import web
 from eventually import until
@@ -455,6 +457,110 @@ async def test_a_router_that_is_started_again_finds_them(rig):
     again = await replica(rig, engines)
 
     assert (await ask(again, path_of(made["id"])))[0] == 200
+
+
+async def test_a_worker_that_may_be_announcing_itself_still_is_waited_for_by_the_client(rig):
+    await fleet(rig, "a", worker_wait_s=600)
+    rig.router.keepers.note("default", "resp_1", "later")
+
+    status, headers, raw = await ask(rig, path_of("resp_1"))
+
+    assert (status, error(raw)["code"]) == (503, "response_unavailable")
+    assert "kept by worker later, which is not here yet" in error(raw)["message"]
+    assert "Retry-After" in headers
+
+
+@pytest.mark.parametrize("status", [400, 404, 500, 503])
+async def test_what_the_engine_says_to_a_reader_passes(rig, status):
+    """But for what is not its own word: that it has no time."""
+    engines = await fleet(rig, "a")
+    _, _, made = await create(rig)
+
+    async def refuse(engine, request, asked):
+        return web.json_response({"error": {"message": "its own"}}, status=status)
+
+    engines["a"].read = refuse
+
+    told, _, raw = await ask(rig, path_of(made["id"]))
+
+    assert told == status
+    if status == 503:
+        assert error(raw)["code"] == "response_unavailable"
+    else:
+        assert error(raw) == {"message": "its own"}
+    assert rig.router.roster.is_ready("a")
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "expected"),
+    [("gzip", b"no gzip", 400), ("br", b"x", 415), ("gzip", gzip.compress(b"x" * 3_000), 413)],
+)
+async def test_a_body_that_cannot_be_read(rig, encoding, body, expected):
+    await fleet(rig, "a", max_body_bytes=2_000)
+    _, _, made = await create(rig)
+
+    status, _, raw = await ask(
+        rig,
+        path_of(made["id"]) + "/cancel",
+        "POST",
+        data=body,
+        headers={"Content-Encoding": encoding},
+    )
+
+    assert (status, error(raw)["type"]) == (expected, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        b"/v1/responses/%00",
+        b"/v1/responses/%FF%FE",
+        b"/v1/responses/%ED%A0%80/cancel",
+        b"/v1/responses/\xe4\xb8\x96",
+        b"/v1/responses/\xff",
+        b"/v1/responses/%0d%0aX-A:%20b",
+        b"/v1/responses/..",
+        b"/v1/responses/x?stream=%FF&stream=&=&&\xff",
+        b"/v1/responses/x#y?z",
+        b"/v1/responses/" + b"x" * 7_000,
+        b"//v1/responses/x",
+    ],
+)
+@pytest.mark.parametrize("method", [b"GET", b"HEAD", b"POST", b"DELETE", b"OPTIONS"])
+async def test_no_path_is_a_fault_of_ours(rig, method, target):
+    await fleet(rig, "a")
+    reader, writer = await asyncio.open_connection(*rig.runner.addresses[0][:2])
+
+    writer.write(
+        b"%b %b HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        % (method, target)
+    )
+    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    writer.close()
+
+    status = int(head.split()[1])
+    assert status in (204, 400, 404, 405)
+    if method != b"HEAD" and status != 204:
+        assert error(body)["type"] == "invalid_request_error"
+
+
+async def test_the_official_client_reads_resumes_and_cancels(rig):
+    other = await replica(rig, await fleet(rig))
+    bases = [f"http://127.0.0.1:{r.runner.addresses[0][1]}/v1" for r in (rig, other)]
+    one, two = (openai.AsyncOpenAI(base_url=b, api_key="any", max_retries=0) for b in bases)
+    async with one, two:
+        made = await one.responses.create(model="tiny", input="hello")
+        more = await two.responses.create(model="tiny", input="x", previous_response_id=made.id)
+        assert (await two.responses.retrieve(more.id)).id == more.id
+        assert (await two.responses.cancel(made.id)).status == "cancelled"
+        async with await two.responses.retrieve(made.id, stream=True, starting_after=0) as events:
+            kinds = [event.type async for event in events]
+        assert kinds == ["response.created", "response.in_progress", "response.completed"]
+        with pytest.raises(openai.NotFoundError) as refused:
+            await one.responses.create(model="tiny", input="x", previous_response_id="resp_zz")
+        assert refused.value.code == "previous_response_not_found"
+        with pytest.raises(openai.NotFoundError, match="resp_zz"):
+            await two.responses.retrieve("resp_zz")
 
 
 async def test_keys_and_limits_are_those_of_every_path(rig, keys_file):

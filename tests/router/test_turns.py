@@ -13,8 +13,9 @@ from prefixfleet.router.peer_policies import RoundRobin
 from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.turns import Slos, Turns
+from prefixfleet.router.turns import MAX_REST_S, Slos, Turns
 from prefixfleet.router.view import View
+from prefixfleet.router.waiting import MAX_CONSIDERED
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.records import WorkerRecord
 
@@ -280,7 +281,7 @@ async def test_judging_everybody_rests_for_some_times_as_long_and_who_can_go_goe
             turns.look()
         assert len(judged) == before
 
-        clock.now += 2.0
+        clock.now += MAX_REST_S  # less than four times what it took
         turns.look()
         assert len(judged) > before + 20
         before = len(judged)
@@ -318,3 +319,50 @@ async def test_with_another_policy_what_would_be_late_is_refused_too(make_turns,
 
     with pytest.raises(TooBusy, match="after 10"):
         await ask(turns, "r1", 5_000, [worker("a")], clock)
+
+
+async def test_many_that_wait_for_one_model_hold_up_nobody_of_another(make_turns, book, clock):
+    turns = make_turns()
+    busy, idle = [worker("a")], [worker("b")]
+    with book.charged("a", tokens=9000, sequences=1, expected_s=9.0):
+        crowd = [ask(turns, str(n), 1000, busy, clock) for n in range(2 * MAX_CONSIDERED)]
+        await asyncio.sleep(0)
+        assert len(turns) == len(crowd)
+
+        other = ask(turns, "other", 5000, idle, clock)
+        await asyncio.sleep(0)
+
+        assert len(turns) == len(crowd)
+        assert (await other).worker.name == "b"
+    for request in crowd:
+        request.cancel()
+    await asyncio.gather(*crowd, return_exceptions=True)
+
+
+async def test_a_worker_that_was_drained_before_the_request_was_judged_does_not_get_it(
+    make_turns, clock
+):
+    """One that is sent again, to those that are left, was given their names a while ago."""
+    turns = make_turns(is_open=lambda name: name != "fast")
+
+    workers = [worker("fast"), worker("slow", tokens_per_s=10.0)]
+    bound = await turns.wait("r", Prompt(tokens=1000), CHAINS, workers, clock.now)
+
+    assert bound.worker.name == "slow"
+
+
+async def test_a_fault_while_somebody_waits_leaves_nobody_behind(make_turns, book, clock):
+    def policy(*what):
+        if turns._queue:
+            raise ZeroDivisionError
+        return choose(*what)
+
+    turns = make_turns(policy=policy)
+    workers = [worker("a"), worker("b", tokens_per_s=1.0)]
+    with (
+        book.charged("a", tokens=9000, sequences=1, expected_s=9.0),
+        pytest.raises(ZeroDivisionError),
+    ):
+        await turns.wait("r", Prompt(tokens=10), CHAINS, workers, clock.now)
+
+    assert len(turns) == 0

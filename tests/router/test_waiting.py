@@ -164,3 +164,29 @@ def test_the_expected_wait_counts_shorter_ones_only_and_is_nothing_on_a_free_wor
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e3))
 def test_the_response_ratio_is_never_below_one(arrived, later, prefill):
     assert response_ratio(waiting(arrived, prefill), arrived + later) >= 1.0
+
+
+def test_who_cannot_go_keeps_nobody_from_being_judged_but_counts_at_the_worker_he_waits_for():
+    crowd = [waiting(0.0, 1.0) for _ in range(2 * MAX_CONSIDERED)]
+    for request in crowd:
+        request.wish = "busy"
+    able = waiting(0.5, 10.0)
+    asked, promised = [], []
+
+    def decide(request):
+        asked.append(request)
+        busy = decision("busy", 1.0, queue_s=float(len(promised)))
+        return min(busy, decision("idle", 3.0), key=lambda d: d.total_s)
+
+    went = next_to_go(
+        [*crowd, able],
+        1.0,
+        decide,
+        lambda name: name == "idle",
+        lambda *what: promised.append(what),
+        able=lambda request: request is able,
+    )
+
+    assert went == (able, decision("idle", 3.0))
+    assert set(map(id, asked)) == {id(able)}
+    assert promised == [("busy", 1.0)] * len(crowd)

@@ -13,7 +13,7 @@ def order():
 
 
 def insert(order, slot, now):
-    order.insert(slot, b"%d" % slot, parent=b"", position=0, now=now)
+    order.insert(slot, b"%d" % slot, parent=b"", now=now)
     order.offer(slot)
 
 
@@ -27,7 +27,7 @@ def evict_all(order):
 
 
 def test_nothing_is_first_when_nothing_is_offered(order):
-    order.insert(3, b"x", parent=b"", position=0, now=1.0)
+    order.insert(3, b"x", parent=b"", now=1.0)
 
     assert order.first(now=2.0) is None
 

@@ -34,6 +34,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.resident = set()
         self.open_pins = []
         self.written = {}  # slots that a reservation or a quarantine may write to
+        self.called = set()  # slots that are to go
 
     @rule(target=pins, text=chains)
     def pin(self, text):
@@ -58,6 +59,7 @@ class PoolMachine(RuleBasedStateMachine):
             if slot >= 0:
                 assert block not in self.resident
                 assert slot not in self.in_use()
+                assert slot not in self.called
                 self.written[slot] = block
         return reservation
 
@@ -122,6 +124,38 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(victims=consumes(leaving))
     def free(self, victims):
         self.pool.free(victims)
+
+    @rule(slots=st.sets(st.integers(0, NUM_SLOTS - 1)))
+    def shrink(self, slots):
+        self.pool.shrink(slots)
+        self.called |= slots
+
+    @rule(slots=st.sets(st.integers(0, NUM_SLOTS - 1)))
+    def grow(self, slots):
+        self.pool.grow(slots)
+        self.called -= slots
+
+    @rule(target=leaving)
+    def clear_what_was_called(self):
+        """What is read there stays, and with it what comes before."""
+        before = set(self.resident)
+        standing = self.pool.standing_on(self.called)
+        victims = self.pool.expel(standing)
+        assert set(standing) <= before
+        self.resident -= set(victims.hashes)
+        pinned = {block for pin in self.open_pins for block in pin.hashes}
+        assert not pinned & set(victims.hashes)
+        return victims
+
+    @invariant()
+    def what_is_absent_was_called_and_is_used_by_nobody(self):
+        absent = {s for s in range(NUM_SLOTS) if self.pool.absent(range(s, s + 1))}
+        assert absent <= self.called
+        assert not absent & self.in_use()
+        assert self.pool.capacity == NUM_SLOTS - len(absent)
+        counts = self.pool.counts()
+        states = (counts.free, counts.resident, counts.reserved, counts.leaving)
+        assert sum(states) + counts.quarantined == self.pool.capacity
 
     @invariant()
     def books_balance(self):

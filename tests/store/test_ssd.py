@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from prefixfleet.store import ssd
+from prefixfleet.store import disk_threads
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
@@ -316,7 +316,7 @@ class HungFiles(SlotFiles):
 
 
 async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monkeypatch, caplog):
-    monkeypatch.setattr(ssd, "CLOSE_S", 0.05)
+    monkeypatch.setattr(disk_threads, "CLOSE_S", 0.05)
     files = HungFiles(tmp_path, LAYOUT, NAMESPACE, num_slots=4)
     files.may_answer = threading.Event()
     tier = SsdTier(

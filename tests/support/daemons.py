@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from eventually import until
-from node_rig import running_node, settings_of
+from node_rig import pool_of, running_node, settings_of
 
 from prefixfleet.cluster.node import NodeDaemon
 from prefixfleet.store.memory_index import MemoryIndex
@@ -75,11 +75,9 @@ class Daemons:
         """Until the engines' last messages were read and nothing of the pool is held any more."""
 
         async def wait() -> None:
-            pool = self._nodes[name][0]._pool
-            assert pool is not None
-            counts = pool.host.pool.counts
-            await until(lambda: counts().pinned == counts().reserved == 0)
-            pool.host.pool.check()
+            pool = pool_of(self._nodes[name][0]).host.pool
+            await until(lambda: pool.counts().pinned == pool.counts().reserved == 0)
+            pool.check()
 
         self.call(wait())
 

@@ -60,7 +60,7 @@ def serve(pool: SlotPool, chain: Sequence[BlockHash]) -> int:
     pool.observe(chain)
     with pool.pin(chain) as here:
         hits = len(here.hashes)
-        room = make_room(pool, chain[hits:], hits)
+        room = make_room(pool, chain[hits:])
         pool.free(room.victims)
         wanted = chain[hits : hits + room.blocks]
         with pool.reserve(chain[hits - 1] if hits else b"", wanted) as reservation:

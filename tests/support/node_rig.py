@@ -16,6 +16,7 @@ from prefixfleet.cluster.engine_channel import (
 )
 from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
+from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.cluster.settings import NodeSettings
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.index import PrefixIndex
@@ -59,6 +60,12 @@ async def running_node(
         finally:
             stop.set()
             await watch
+
+
+def pool_of(daemon: NodeDaemon) -> OpenPool:
+    """The pool of a daemon that has one."""
+    (pool,) = daemon._opener.pools.values()
+    return pool
 
 
 class PlainEngine:

@@ -235,9 +235,7 @@ def not_kept(response: str) -> dict[str, Any]:
 
 def events_of(engine: "FakeEngine", response: str) -> list[bytes]:
     """The stream of a response, of more than one write, as vLLM begins and ends one."""
-    event = (
-        b'event: response.%s\ndata: {"response":%s,"sequence_number":%d,"type":"response.%s"}\n\n'
-    )
+    event = b'event: %s\ndata: {"response":%s,"sequence_number":%d,"type":"%s"}\n\n'
     whole = msgspec.json.encode({"id": response, "object": "response", "model": engine.name})
     kinds = (b"response.created", b"response.in_progress", b"response.completed")
     return [event % (kind, whole, number, kind) for number, kind in enumerate(kinds)]

@@ -77,7 +77,7 @@ async def test_adapters_are_found_told_apart_and_never_change_an_answer(
     session = await rig.stack.enter_async_context(aiohttp.ClientSession())
     probe = EngineProbe(engine.url, "model", session)
     adapters = WorkerAdapters(probe.adapters, tmp_path / "cache")
-    status = await asyncio.to_thread(node.status)
+    (kind,) = (await asyncio.to_thread(node.status))["stats"]["kinds"].values()
 
     async def record():
         await adapters.look()
@@ -87,8 +87,8 @@ async def test_adapters_are_found_told_apart_and_never_change_an_answer(
             url=engine.url,
             model="model",
             model_path=str(rig.folder),
-            namespace=status["namespace"],
-            block_bytes=status["block_bytes"],
+            namespace=kind["namespace"],
+            block_bytes=kind["slot_bytes"],
             max_model_tokens=2048,
             prefill_tokens_per_s=500.0,
             adapters=adapters.found,

@@ -41,7 +41,8 @@ def test_hits_of_two_ranks_answer_as_cold_ones(tmp_path_factory, redis_server):
         pulled = engines["b"].ask(prompt, logprobs=20, kv_transfer_params=plan)
         engines["b"].forget()
         local = engines["b"].ask(prompt, logprobs=20)
-        shards = nodes["a"].status()["namespace"]["tensor_parallel"]
+        (kind,) = nodes["a"].status()["stats"]["kinds"].values()
+        shards = kind["namespace"]["tensor_parallel"]
 
     assert shards == 2
     assert (cold.cached_tokens, pulled.cached_tokens, local.cached_tokens) == (0, 384, 384)

@@ -48,7 +48,7 @@ def meet(paths, speeds):
     for link, rate in speeds.items():
         paths.proved(link, CONTACTS[link], "a", link)
         paths.estimates.observe("a", link, size_bytes=rate, transfer_s=1.0, setup_s=0.001)
-    paths.met("a", Acquaintance(CONTACTS, 1, NAMESPACE, tuple(CHAIN)))
+    paths.met("a", Acquaintance(CONTACTS, 1, NAMESPACE, LAYOUT, tuple(CHAIN)))
 
 
 def test_a_link_that_failed_is_avoided_for_a_while(clock):
@@ -166,7 +166,9 @@ async def test_a_probe_that_fails_is_not_repeated_at_once_and_costs_nothing_else
     assert (await pull(puller, contacts)).blocks == 20
     nobody = contacts["ucx"].rpartition(":")[0] + ":1"
     known = puller.paths.peers["a"]
-    puller.paths.met("a", Acquaintance(contacts | {"ucx": nobody}, 7, NAMESPACE, known.hashes))
+    puller.paths.met(
+        "a", Acquaintance(contacts | {"ucx": nobody}, 7, NAMESPACE, LAYOUT, known.hashes)
+    )
 
     await puller.prober.probe("a", "ucx")
 

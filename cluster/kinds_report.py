@@ -1,0 +1,96 @@
+"""What the pools of a node tell together: one figure a node, and the figures of each namespace."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from prefixfleet.cluster.open_pool import OpenPool
+from prefixfleet.store.hit_times import NO_HITS
+
+TIERS = ("dram", "ssd")
+NO_CACHE = dict.fromkeys(
+    (
+        "committed_blocks",
+        "evicted_blocks",
+        "corrupt_blocks",
+        "pool_full",
+        "not_admitted_blocks",
+        "claims",
+        "waiting_hints",
+        "joined_hints",
+        "expired_hints",
+        "asked_blocks",
+        "found_blocks",
+    ),
+    0,
+)
+"""`NodeCache.numbers` of a node without an engine."""
+
+
+def report(pools: Sequence[OpenPool]) -> dict[str, Any]:
+    """The pools' part of a node's snapshot; without one the same names, and nothing in them.
+
+    Of several, counts are sums; a hit is as slow as it is in the slowest.
+    """
+    first = pools[0].puller if pools else None  # all pullers share connections and paths
+    hits = [pool.cache.hit_times.numbers() for pool in pools]
+    return {
+        "links": first.paths.report() if first else {},
+        "lanes": dict(first.paths.lanes) if first else {},
+        "stuck_links": dict(first.closing.stuck) if first else {},
+        "collective": added(pool.replicator.part.counters for pool in pools),
+        "served": added(pool.host.server.counters for pool in pools),
+        "cache": NO_CACHE | added(pool.cache.numbers() for pool in pools),
+        "hits": max(hits, key=lambda numbers: float(numbers["block_s"]), default=NO_HITS),
+    }
+
+
+def sources(pools: Sequence[OpenPool]) -> dict[str, Any]:
+    """Counters of where pulls came from, for the node's own."""
+    return {
+        "failed_sources": dict(pools[0].puller.paths.failed) if pools else {},
+        "probes": sum(pool.puller.prober.probes for pool in pools),
+    }
+
+
+def tiers(pools: Sequence[OpenPool]) -> dict[str, dict[str, Any]]:
+    """See `OpenPool.tiers`; of several pools slots are added, and their size is the average."""
+    told = [pool.tiers() for pool in pools]
+    return {
+        name: _together(found) for name in TIERS if (found := [t[name] for t in told if name in t])
+    }
+
+
+def kind_of(pool: OpenPool, memory: Mapping[str, int]) -> dict[str, Any]:
+    """One namespace on this node; ``memory`` is what `SlabMover.numbers` says of it."""
+    cache, counts = pool.cache.numbers(), pool.host.pool.counts()
+    return {
+        "namespace": asdict(pool.host.kind.namespace),
+        "engines": sorted(pool.engines),
+        "disk": pool.cache.tier is not None,
+        "slots": pool.host.pool.capacity,
+        "resident": counts.resident,
+        "slot_bytes": pool.slot_bytes,
+        "asked_blocks": cache["asked_blocks"],
+        "found_blocks": cache["found_blocks"],
+        "block_s": pool.cache.hit_times.numbers()["block_s"],
+        **memory,
+    }
+
+
+def added(numbers: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums by name."""
+    total: Counter[str] = Counter()
+    for one in numbers:
+        total.update(one)
+    return dict(total)
+
+
+def _together(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    if len(found) == 1:
+        return found[0]
+    total: dict[str, Any] = added(found)
+    total["taken_per_s"] = round(total["taken_per_s"], 3)
+    size = sum(tier["slots"] * tier["slot_bytes"] for tier in found)
+    return total | {"slot_bytes": size // max(1, total["slots"])}

@@ -1,0 +1,67 @@
+"""Which engines a node takes: those whose blocks fit into its memory, alone or beside others."""
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from prefixfleet.cluster.pool_host import Kind
+from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.slabs import Slabs
+
+MAX_KINDS = 8
+"""Models of one node; one more is refused."""
+
+
+def check_first(kind: Kind, pool_bytes: int) -> None:
+    """Raises `ConfigError` if not one slot fits."""
+    if pool_bytes < kind.layout.slot_bytes:
+        raise ConfigError(
+            f"a block of this engine takes {kind.layout.slot_bytes} bytes, the pool has "
+            f"{pool_bytes}; set PREFIXFLEET_NODE_POOL_BYTES higher"
+        )
+
+
+def check_shared(slabs: Slabs, kind: Kind, others: Sequence[Kind]) -> None:
+    """Raises `ConfigError` if blocks of ``kind`` cannot lie beside those of ``others``, or are of
+    a model that is here already, run otherwise: that is a mistake which nobody would see."""
+    for other in others:
+        if kind.namespace.weights == other.namespace.weights:
+            _refuse_same_model(kind, other)
+    if len(others) >= MAX_KINDS:
+        raise ConfigError(
+            f"engine refused: blocks of {MAX_KINDS} models lie on this node already; "
+            "give it a node daemon of its own"
+        )
+    largest = max(k.layout.slot_bytes for k in (kind, *others))
+    if largest > slabs.most_slot_bytes:
+        raise ConfigError(
+            f"engine refused: another model's blocks lie on this node ({_differs(kind, others[0])})"
+            f", and a pool of {slabs.size_bytes} bytes that several share takes blocks of at most "
+            f"{slabs.most_slot_bytes} bytes: one of these has {largest}; set "
+            f"PREFIXFLEET_NODE_POOL_BYTES to at least {slabs.least_size(largest)}, or give it a "
+            "node daemon of its own"
+        )
+
+
+def _refuse_same_model(kind: Kind, other: Kind) -> None:
+    ours, theirs = kind.namespace.encoding, other.namespace.encoding
+    what = f"its {_differs(kind, other)}"
+    if ours != theirs:
+        what = (
+            f"blocks stored as {ours!r}, this node's pool holds {theirs!r} (set "
+            "PREFIXFLEET_WORKER_ENCODING alike for all)"
+        )
+    raise ConfigError(
+        f"engine refused: {what}; engines of one model must run it the same way on a node (give "
+        "another one a node daemon of its own)"
+    )
+
+
+def _differs(kind: Kind, other: Kind) -> str:
+    mine, theirs = kind.namespace, other.namespace
+    found = [
+        f"{name} {getattr(mine, name)!r} beside {getattr(theirs, name)!r}"
+        for name in (field.name for field in fields(Namespace))
+        if getattr(mine, name) != getattr(theirs, name)
+    ]
+    return f"namespace differs in {', '.join(found)}"

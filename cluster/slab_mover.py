@@ -1,0 +1,139 @@
+"""`SlabMover`: gives a node's memory, slab by slab, to the namespace that needs it.
+
+Before a slab changes hands its blocks leave as any others do: to disk, out of the index, then
+free. It is given away only when nobody reads or writes in it: pins of engines, read leases of
+peers, quarantine, broadcasts and blocks that are being written hold it back, and what takes too
+long leaves it where it is. Must not know engines, links or the index.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from prefixfleet.cluster.open_pool import OpenPool
+from prefixfleet.store.slab_shares import Holding, Move, next_move
+from prefixfleet.store.slabs import Slabs
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+EMPTY_S = 10.0
+"""A slab that is not empty after so long stays where it is."""
+RETRY_S = 30.0
+"""After that nothing moves for so long: its blocks were lost for nothing."""
+LOOK_AGAIN_S = 0.05
+PAUSE_S = 0.1
+"""From one move to the next: what a move changes must show first."""
+BATCH_BLOCKS = 256
+"""Blocks that leave a slab together."""
+WEIGHED = 4
+"""Slabs of each kind of which it is found out what would leave with them."""
+
+
+class SlabMover:
+    """Which slab is whose. Owned by the daemon's event loop; the first pool has them all."""
+
+    def __init__(self, slabs: Slabs, first: OpenPool, clock: Callable[[], float]) -> None:
+        self._slabs = slabs
+        self._clock = clock
+        self._pools: dict[bytes, OpenPool] = {first.digest: first}
+        self._own: dict[bytes, set[int]] = {first.digest: set(range(slabs.count))}
+        # when each had no slab to spare, or got one, last: free memory has an age too
+        self._needed_s: dict[bytes, float] = {first.digest: clock()}
+        self._look = asyncio.Event()
+        self.moved = 0
+        self.stuck = 0
+
+    def add(self, pool: OpenPool) -> None:
+        """One more, without a slab; it gets some soon."""
+        self._pools[pool.digest] = pool
+        self._own[pool.digest] = set()
+        self._needed_s[pool.digest] = self._clock()
+        self._look.set()
+
+    def numbers(self, digest: bytes) -> dict[str, int]:
+        """Slabs of a pool and their bytes, and those that no slot of it uses."""
+        pool, own = self._pools[digest], self._own[digest]
+        held = self._slabs.bytes_of(own)
+        used = pool.host.pool.capacity * pool.slot_bytes
+        return {"slabs": len(own), "bytes": held, "waste_bytes": held - used}
+
+    async def run(self) -> None:
+        """Move slabs until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_S):
+                    await self._look.wait()
+            self._look.clear()
+            while move := next_move([self._holding(pool) for pool in self._pools.values()]):
+                moved = await self._carry_out(move)
+                self.moved += moved
+                self.stuck += not moved
+                await asyncio.sleep(PAUSE_S if moved else RETRY_S)
+
+    def _holding(self, pool: OpenPool) -> Holding[bytes]:
+        now = self._clock()
+        if pool.cache.evictions.spare_slots < self._slabs.slab_bytes // pool.slot_bytes:
+            self._needed_s[pool.digest] = now
+        return Holding(
+            pool.digest,
+            slabs=len(self._own[pool.digest]),
+            engines=pool.engines.total(),
+            wants=pool.cache.evictions.short,
+            idle_s=max(pool.host.pool.idle_s(), now - self._needed_s[pool.digest]),
+        )
+
+    async def _carry_out(self, move: Move[bytes]) -> bool:
+        """Whether the slab was moved; if not, all is as it was, but for what was evicted."""
+        giver, taker = self._pools[move.giver], self._pools[move.taker]
+        slab = await self._cheapest(giver)
+        giver.host.pool.shrink(self._slots(slab, giver))
+        emptied = False
+        try:
+            emptied = await self._empty(slab, giver)
+        finally:
+            if emptied:
+                self._own[giver.digest].remove(slab)
+            owner = taker if emptied else giver
+            own = self._own[owner.digest]
+            own.add(slab)
+            self._needed_s[owner.digest] = self._clock()
+            owner.host.pool.grow(self._slabs.whole(slab, own, owner.slot_bytes))
+        level = logging.INFO if emptied else logging.WARNING
+        what = "goes" if emptied else f"is in use and stays for {RETRY_S:g} s; it should go"
+        log.log(level, "slab %d %s from %s to %s", slab, what, giver.name, taker.name)
+        return emptied
+
+    async def _cheapest(self, giver: OpenPool) -> int:
+        """Of the slabs that are used least, and those whose blocks lie deepest, the one with which
+        fewest blocks go."""
+        pool = giver.host.pool
+        places = {slab: self._slots(slab, giver) for slab in sorted(self._own[giver.digest])}
+        held = {slab: pool.held(slots) for slab, slots in places.items()}
+        by_use = sorted(places, key=lambda slab: (held[slab], pool.in_use(places[slab])))
+        by_depth = sorted(places, key=lambda slab: (held[slab], -pool.depth_in(places[slab])))
+        best: tuple[int, int, int] | None = None
+        for slab in dict.fromkeys((*by_depth[:WEIGHED], *by_use[:WEIGHED])):
+            leaving = pool.standing_on(places[slab], most=best[1] if best else None)
+            weighed = held[slab], len(leaving), slab
+            best = min(best, weighed) if best else weighed
+            await asyncio.sleep(0)  # of a million slots each takes a while
+        assert best is not None, "who gives a slab has one"
+        return best[2]
+
+    async def _empty(self, slab: int, giver: OpenPool) -> bool:
+        slots, deadline = self._slots(slab, giver), self._clock() + EMPTY_S
+        pool = giver.host.pool
+        while not pool.absent(slots):
+            if self._clock() >= deadline:
+                return False
+            leaving = pool.standing_on(slots)
+            for first in range(0, len(leaving), BATCH_BLOCKS):
+                await giver.cache.evictions.expel(leaving[first : first + BATCH_BLOCKS])
+            if not pool.absent(slots):
+                await asyncio.sleep(LOOK_AGAIN_S)
+        return True
+
+    def _slots(self, slab: int, pool: OpenPool) -> range:
+        return self._slabs.touching(slab, pool.slot_bytes)

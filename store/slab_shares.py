@@ -1,0 +1,71 @@
+"""Which namespace gives a slab to which: the memory goes where blocks are younger. Pure.
+
+Where several namespaces share a node's memory each evicts by an order of its own, over blocks of
+its own size and price. What can be compared is how long a block stays: a slab goes from who keeps
+blocks that nobody asked for in a long while to who has to evict what was used a moment ago, as one
+eviction order over all of them would do. Two that are equally busy keep what they have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Name = TypeVar("Name")
+
+OLDER = 2.0
+"""A slab moves only from blocks that are so many times as old: what it changes must not undo it."""
+LEAST_AGE_S = 10.0
+"""Nor from blocks that were used in the last while, whatever others do."""
+FLOOR_SHARE = 1 / 4
+"""Of an equal share of the memory: so much nobody loses while an engine of it is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holding(Generic[Name]):
+    """One namespace on this node. ``wants``: it evicts to store. ``idle_s``: how long ago that part
+    of its memory was used that nobody used for longest, a block or a slab to spare."""
+
+    name: Name
+    slabs: int
+    engines: int
+    wants: bool
+    idle_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Move(Generic[Name]):
+    """One slab that changes hands."""
+
+    giver: Name
+    taker: Name
+
+
+def floor_of(holdings: Sequence[Holding[Name]]) -> int:
+    """Slabs that each namespace with an engine keeps; at least one."""
+    served = sum(1 for holding in holdings if holding.engines)
+    return max(1, int(sum(h.slabs for h in holdings) * FLOOR_SHARE / max(1, served)))
+
+
+def next_move(holdings: Sequence[Holding[Name]]) -> Move[Name] | None:
+    """The next slab to move, or None when all may stay as it is.
+
+    Who has less than its floor takes first, then who keeps its blocks for the shortest time. Who
+    has no engine gives first.
+    """
+    floor = floor_of(holdings)
+    below = [h for h in holdings if h.engines and h.slabs < floor]
+    wanting = [h for h in holdings if h.engines and h.wants]
+    taker = min(below, key=lambda h: h.slabs, default=None) or min(
+        wanting, key=lambda h: h.idle_s, default=None
+    )
+    if taker is None:
+        return None
+    able = [h for h in holdings if h is not taker and h.slabs > (floor if h.engines else 0)]
+    giver = max(able, key=lambda h: (not h.engines, h.idle_s, h.slabs), default=None)
+    if giver is None or not (below or _is_older(giver, taker)):
+        return None
+    return Move(giver.name, taker.name)
+
+
+def _is_older(giver: Holding[Name], taker: Holding[Name]) -> bool:
+    return not giver.engines or giver.idle_s > max(LEAST_AGE_S, OLDER * taker.idle_s)

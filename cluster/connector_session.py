@@ -2,12 +2,12 @@
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.store.errors import ConfigError
-from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.namespace import Namespace, in_era
 from prefixfleet.store.slot import SlotLayout
 
 SETTLE_S = 5.0
@@ -63,14 +63,6 @@ class Session:
         known = hello(self._engine, "scheduler", 0, namespace, self.layout)
         self.client = EngineClient(self._socket, {**known, **self._events})
         self.client.start()
-
-
-def in_era(namespace: Namespace, era: str) -> Namespace:
-    """The namespace after a reset: what was kept before it matches nothing, here and elsewhere.
-
-    An engine's caches are reset when its weights were changed in place, which no file shows.
-    """
-    return replace(namespace, weights=f"{namespace.weights}#{era}") if era else namespace
 
 
 def hello(

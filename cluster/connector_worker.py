@@ -15,10 +15,10 @@ from prefixfleet.cluster.connector_copier import Copier, LoadDone, SaveDone
 from prefixfleet.cluster.connector_paged import PagedKv
 from prefixfleet.cluster.connector_pool import RankPool
 from prefixfleet.cluster.connector_records import Report, Step
-from prefixfleet.cluster.connector_session import hello, in_era
+from prefixfleet.cluster.connector_session import hello
 from prefixfleet.cluster.engine_client import EngineClient
 from prefixfleet.kernels.paged import PagedLayout
-from prefixfleet.store.namespace import Namespace
+from prefixfleet.store.namespace import Namespace, in_era
 from prefixfleet.store.slot import SlotLayout
 
 log = logging.getLogger(__name__)

@@ -1,9 +1,9 @@
 """What the pools of a node tell together: one figure a node, and the figures of each namespace."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeAlias
 
 from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.store.hit_times import NO_HITS
@@ -28,29 +28,53 @@ NO_CACHE = dict.fromkeys(
 """`NodeCache.numbers` of a node without an engine."""
 
 
-def report(pools: Sequence[OpenPool]) -> dict[str, Any]:
+Counts: TypeAlias = dict[str, dict[str, int]]
+
+
+def counts_of(pool: OpenPool) -> Counts:
+    """What one pool has counted, by part; what is now and not so far is 0 once it is stopped."""
+    return {
+        "collective": dict(pool.replicator.part.counters),
+        "served": dict(pool.host.server.counters),
+        "cache": pool.cache.numbers(),
+        "probes": {"probes": pool.puller.prober.probes},
+    }
+
+
+def together(counts: Iterable[Counts]) -> Counts:
+    """Those of several pools; a count must not go down because one of them was closed."""
+    total: defaultdict[str, list[dict[str, int]]] = defaultdict(list)
+    for one in counts:
+        for part, numbers in one.items():
+            total[part].append(numbers)
+    return {part: added(numbers) for part, numbers in total.items()}
+
+
+def report(pools: Sequence[OpenPool], ended: Counts) -> dict[str, Any]:
     """The pools' part of a node's snapshot; without one the same names, and nothing in them.
 
-    Of several, counts are sums; a hit is as slow as it is in the slowest.
+    Of several, counts are sums, with those that ``ended``; a hit is as slow as in the slowest.
     """
+    counts = together([ended, *(counts_of(pool) for pool in pools)])
     first = pools[0].puller if pools else None  # all pullers share connections and paths
     hits = [pool.cache.hit_times.numbers() for pool in pools]
     return {
         "links": first.paths.report() if first else {},
         "lanes": dict(first.paths.lanes) if first else {},
         "stuck_links": dict(first.closing.stuck) if first else {},
-        "collective": added(pool.replicator.part.counters for pool in pools),
-        "served": added(pool.host.server.counters for pool in pools),
-        "cache": NO_CACHE | added(pool.cache.numbers() for pool in pools),
+        "collective": counts.get("collective", {}),
+        "served": counts.get("served", {}),
+        "cache": NO_CACHE | counts.get("cache", {}),
         "hits": max(hits, key=lambda numbers: float(numbers["block_s"]), default=NO_HITS),
     }
 
 
-def sources(pools: Sequence[OpenPool]) -> dict[str, Any]:
+def sources(pools: Sequence[OpenPool], ended: Counts) -> dict[str, Any]:
     """Counters of where pulls came from, for the node's own."""
     return {
         "failed_sources": dict(pools[0].puller.paths.failed) if pools else {},
-        "probes": sum(pool.puller.prober.probes for pool in pools),
+        "probes": sum(pool.puller.prober.probes for pool in pools)
+        + ended.get("probes", {}).get("probes", 0),
     }
 
 

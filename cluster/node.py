@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine
 from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
@@ -20,6 +19,7 @@ from prefixfleet.cluster.handover import HandedOver, Leaving, hand_over
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.lock_file import only_daemon
+from prefixfleet.cluster.loops import Loops
 from prefixfleet.cluster.node_cache import NodeCache
 from prefixfleet.cluster.node_http import NodeHttp
 from prefixfleet.cluster.node_report import NodeReport
@@ -63,7 +63,7 @@ class NodeDaemon:
         self.url = ""
         self._secret = secret
         self._index = index
-        self._loops: list[asyncio.Task[None]] = []
+        self._loops = Loops()
         self._stack = contextlib.AsyncExitStack()
         self._peers = PeerBook(index.members, clock=time.monotonic)
         self._opener = PoolOpener(
@@ -72,7 +72,7 @@ class NodeDaemon:
             peers=self._peers,
             holders=Holders(index.match, self._peers, settings.name),
             saw_pull=self.stats.saw_pull,
-            start=self._start,
+            start=self._loops.start,
         )
         self._announcer = Announcer(
             index,
@@ -121,8 +121,8 @@ class NodeDaemon:
                 self._stack.push_async_callback(self._engine_caches.close)
             await self._engines.open()
             self._stack.push_async_callback(self._engines.close)
-            self._start(self._announcer.run())
-            self._start(self._read_peers())
+            self._loops.start(self._announcer.run())
+            self._loops.start(self._read_peers())
             self._stack.push_async_callback(self._leave)
             self._stack = self._stack.pop_all()
         return self
@@ -137,14 +137,7 @@ class NodeDaemon:
 
     async def wait(self, stop: asyncio.Event) -> None:
         """Return when ``stop`` is set; raises what ended one of the daemon's own loops."""
-        stopping = asyncio.create_task(stop.wait())
-        try:
-            await asyncio.wait({stopping, *self._loops}, return_when=asyncio.FIRST_COMPLETED)
-            for loop in self._loops:
-                if loop.done():
-                    loop.result()
-        finally:
-            stopping.cancel()
+        await self._loops.wait(stop)
 
     async def hand_over(self, within_s: float) -> HandedOver:
         """Let peers pull what only this node has; the node serves on meanwhile."""
@@ -152,7 +145,7 @@ class NodeDaemon:
         done = HandedOver(0, 0)
         if (member := self._announcer.member) is None:
             return done
-        for digest, opened in self._opener.pools.items():
+        for digest, opened in list(self._opener.pools.items()):  # an engine may come meanwhile
             pool = opened.host.pool
             leaving = Leaving(member=member, namespace=digest, key=prefetch_key(self._secret))
             chains = list(pool.chains())
@@ -226,17 +219,12 @@ class NodeDaemon:
         for pool in self._opener.pools.values():
             pool.host.server.epoch = epoch
 
-    def _start(self, loop: Coroutine[Any, Any, None]) -> None:
-        self._loops.append(asyncio.create_task(loop))
-
     async def _read_peers(self) -> None:
         while True:
             await self._peers.refresh()
             await asyncio.sleep(PEERS_S)
 
     async def _leave(self) -> None:
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._loops.end()
         with contextlib.suppress(IndexUnavailable):  # then the lease ends by itself
             await self._announcer.leave()

@@ -59,7 +59,7 @@ class NodeCache:
         demotion = self._disk.demotion if self._disk else None
         self.evictions = Evictions(pool, announcer, demotion, on_disk=self._on_disk, clock=clock)
         self.retention = Retention(pool, clock)
-        self._writes = Writes(pool, shards)
+        self._writes = Writes(pool, shards, clock)
         self._pulls = Pulls(
             peers=peers, holders=holders, match=pool.match, move=self._pull, clock=clock
         )
@@ -202,6 +202,7 @@ class NodeCache:
         while True:
             await asyncio.sleep(EXPIRE_S)
             self.retention.expire()
+            self._writes.expire()
 
     async def _bring(self, hashes: Sequence[BlockHash], deadline: float) -> None:
         if self._disk is not None:

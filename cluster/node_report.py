@@ -45,10 +45,10 @@ class NodeReport:
         """How the node stands: names, and numbers in the leaves."""
         announcer = self._announcer
         return {
-            **report(self._pools),
+            **report(self._pools, self._opener.ended),
             "tiers": self._tiers(),
             "kinds": self._kinds(),
-            "counters": self._stats.numbers() | sources(self._pools),
+            "counters": self._stats.numbers() | sources(self._pools, self._opener.ended),
             "index": {
                 "epoch": announcer.epoch,
                 "joins": announcer.joins,

@@ -1,5 +1,6 @@
 """`OpenPool`: the parts that a node has of one namespace once an engine of it was there."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -16,13 +17,14 @@ from prefixfleet.transfer.pull import Puller, PullResult
 @dataclass(frozen=True, slots=True)
 class OpenPool:
     """Owned by the node daemon, which closes it; ``saw_pull`` is told of each pull's outcome.
-    ``engines`` counts the connections of each engine by its name."""
+    ``engines`` counts the connections of each engine by its name; ``loops`` run until it closes."""
 
     host: PoolHost
     cache: NodeCache
     puller: Puller
     replicator: Replicator
     saw_pull: Callable[[PullResult], None]
+    loops: tuple["asyncio.Task[None]", ...] = ()
     engines: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -61,7 +63,10 @@ class OpenPool:
         return [self.cache.disk_numbers().get("degraded", ""), self.replicator.degraded]
 
     async def stop(self) -> None:
-        """End pulls, claims, reads and broadcasts."""
+        """End pulls, claims, reads, broadcasts and its loops."""
+        for loop in self.loops:
+            loop.cancel()
+        await asyncio.gather(*self.loops, return_exceptions=True)
         await self.cache.close()
         await self.replicator.close()
 

@@ -11,6 +11,7 @@ from typing import Any
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.disk import Disk, open_tier
 from prefixfleet.cluster.holders import Holders
+from prefixfleet.cluster.kinds_report import Counts, counts_of, together
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.links import Links
 from prefixfleet.cluster.node_cache import NodeCache
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 class PoolOpener:
     """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
     first; ``memory`` and ``mover`` are None before it. ``disk`` is the folder that the daemon
-    holds, None without one, and of the first namespace; ``disk_fault`` says why it is not used."""
+    holds, None without one, and of the first namespace; ``disk_fault`` says why it is not used.
+    ``ended`` has the counts of pools that were closed."""
 
     def __init__(
         self,
@@ -44,14 +46,15 @@ class PoolOpener:
         peers: PeerBook,
         holders: Holders,
         saw_pull: Callable[[PullResult], None],
-        start: Callable[[Coroutine[Any, Any, None]], None],
+        start: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
     ) -> None:
-        """``start`` runs a loop for as long as the daemon lives."""
+        """``start`` runs a loop for as long as the daemon lives, or until it is cancelled."""
         self.pools: dict[bytes, OpenPool] = {}
         self.memory: PoolMemory | None = None
         self.mover: SlabMover | None = None
         self.disk: Disk | None = None
         self.disk_fault = ""
+        self.ended: Counts = {}
         self._settings = settings
         self._links = links
         self._peers = peers
@@ -117,7 +120,7 @@ class PoolOpener:
             await memory.close()
             raise
         self.memory = memory
-        self.mover = SlabMover(memory.slabs, opened, time.monotonic)
+        self.mover = SlabMover(memory.slabs, opened, time.monotonic, partial(self._end, announcer))
         self._start(self.mover.run())
         return opened
 
@@ -132,6 +135,21 @@ class PoolOpener:
         if self.disk is not None:
             log.info("no disk tier for namespace %s: the first one has it", opened.name)
         return opened
+
+    async def _end(self, announcer: Announcer, pool: OpenPool) -> bool:
+        """Close a pool that has no slot and no engine; False if an engine of it came."""
+        async with self._opening:
+            if pool.engines:
+                return False
+            assert self.memory is not None
+            await pool.stop()
+            del self.pools[pool.digest]
+            self.memory.servers.remove(pool.host.server)
+            self.ended = together([self.ended, counts_of(pool)])
+            announcer.refresh()
+            await pool.close()
+        log.info("no engine of namespace %s for long, it has no place here any more", pool.name)
+        return True
 
     async def _host(self, kind: Kind, memory: PoolMemory, *, shared: bool) -> PoolHost:
         return await asyncio.to_thread(
@@ -171,9 +189,8 @@ class PoolOpener:
         link, publish = self._links.by_name["tcp"], cache.arrived
         replicator = replicate_pool(self._settings, host, link, self._peers, publish)
         replicator.open()
-        self._start(cache.run())
-        self._start(puller.prober.run())
-        return OpenPool(host, cache, puller, replicator, self._saw_pull)
+        loops = self._start(cache.run()), self._start(puller.prober.run())
+        return OpenPool(host, cache, puller, replicator, self._saw_pull, loops)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
         """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""

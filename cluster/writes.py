@@ -4,8 +4,8 @@ Every rank of a tensor-parallel engine asks for itself and must hear the same, o
 for shards that never come. Must not know sockets, bytes or the index.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from prefixfleet.store.chain import BlockHash
@@ -15,6 +15,10 @@ from prefixfleet.store.pool import SlotPool
 
 MAX_REFUSALS = 4096
 """Refusals kept for ranks that have not asked yet; the oldest are forgotten beyond that."""
+LATE_S = 10.0
+"""An engine that gives up its connection, as it does when an answer comes too late, may be in the
+middle of its copies: so long nobody else is given their slots. Its bytes between another one's copy
+and its checksum would make a wrong block that looks right."""
 
 
 @dataclass(slots=True)
@@ -25,13 +29,16 @@ class _Write:
     sessions: dict[int, int] = field(default_factory=dict)  # of the ranks that have
     writing: set[int] = field(default_factory=set)
     failed: bool = False
+    late_until_s: float = 0.0  # when nobody whose session ended writes there any more
 
 
 class Writes:
     """Reserved slots by block. Owned by the daemon's event loop."""
 
-    def __init__(self, pool: SlotPool, shards: int) -> None:
+    def __init__(self, pool: SlotPool, shards: int, clock: Callable[[], float]) -> None:
         self._pool = pool
+        self._clock = clock
+        self._late: deque[tuple[float, int]] = deque()  # when a slot may be given away, which one
         self._ranks = frozenset(range(shards))
         self._writes: dict[BlockHash, _Write] = {}
         self._refused: OrderedDict[BlockHash, set[int]] = OrderedDict()  # ranks still to be told
@@ -77,10 +84,19 @@ class Writes:
                 self._fail(block, write, rank)
 
     def disconnect(self, session: int) -> None:
-        """A session ended: every block it took part in and that is not whole is lost."""
+        """A session ended: every block it took part in and that is not whole is lost. The slots
+        that it was writing are in quarantine for `LATE_S`, see `expire`."""
         for block, write in reversed(list(self._writes.items())):
             for rank in [r for r, s in write.sessions.items() if s == session]:
+                if rank in write.writing:
+                    write.late_until_s = self._clock() + LATE_S
                 self._fail(block, write, rank)
+
+    def expire(self) -> None:
+        """Give away the slots that nobody writes late any more."""
+        now = self._clock()
+        while self._late and self._late[0][0] <= now:
+            self._pool.release_quarantine([self._late.popleft()[1]])
 
     def _decided(self, block: BlockHash, rank: int) -> bool:
         write = self._writes.get(block)
@@ -130,5 +146,12 @@ class Writes:
         """Give the slot back once no rank writes into it any more."""
         if write.failed and not write.writing:
             self._writes.pop(block, None)
-            write.reservation.abandon(block)
+            self._give_back(block, write)
             self._refuse(block, write.awaited)
+
+    def _give_back(self, block: BlockHash, write: _Write) -> None:
+        now = self._clock()
+        if write.late_until_s <= now:
+            write.reservation.abandon(block)
+        elif (slot := write.reservation.quarantine(block)) != NO_SLOT:
+            self._late.append((now + LATE_S, slot))

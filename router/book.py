@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from prefixfleet.router.charge import NEVER, NO_LOAD, Charge, Load, Page
 from prefixfleet.router.journal import Journal
 
+SILENT_S = 5.0
+SILENT = 4.0  # times the estimates; see `Book.silent`
 DECODE_GAIN = 0.05  # the mean of the last 20 requests or so
 
 
@@ -90,6 +92,23 @@ class Book:
             for charge in page.decodes
             if charge.first_byte_s is not None and at_s - charge.first_byte_s < self.decode_s
         )
+
+    def streams_waiting(self, worker: str) -> int:
+        """This router's streams that wait for their first token there."""
+        page = self._pages.get(worker)
+        return len(page.waiting) - page.whole_answers if page else 0
+
+    def silent(self) -> dict[str, float]:
+        """Workers that are far behind with what this router sent, with the seconds in which they
+        have computed nothing of it: far more than all of it should take."""
+        now, found = self._clock(), {}
+        for worker, page in self._pages.items():
+            since_s = page.silent_s()
+            if since_s > NEVER and now - since_s > SILENT_S + SILENT * (
+                page.expected_s + page.others.busy_s
+            ):
+                found[worker] = now - since_s
+        return found
 
     def own(self) -> dict[str, Load]:
         """What this router has put on each worker that has any."""

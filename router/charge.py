@@ -50,6 +50,7 @@ class Charge(Struct, eq=False):
         Repeated calls do nothing."""
         if self.first_byte_s is None:
             self.first_byte_s, self.refused = now, refused
+            self.page.heard_s = self.page.heard_s if refused else now
             self.prefill_s = None if refused else self.page.spent_on(self, now)
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
@@ -67,6 +68,7 @@ class Page:
     decodes: set[Charge] = field(default_factory=set)
     since_s: float = 0.0  # when the prefill that runs now began: the last one's first byte
     whole_answers: int = 0  # that wait, whose first byte does not tell when their prefill ended
+    heard_s: float = NEVER  # when something was computed last
     unclear_s: float = NEVER  # until then nobody knows which prefill ran when
     others: Load = NO_LOAD  # what other routers have there
 
@@ -112,6 +114,13 @@ class Page:
         # Sums of floats drift: an empty page is exactly zero
         self.expected_s = self.expected_s - charge.expected_s if self.waiting else 0.0
         self.note(charge.worker)
+
+    def silent_s(self) -> float:
+        """Since when nothing was computed that somebody waits for; `NEVER` if nobody does, whose
+        first byte would tell."""
+        if len(self.waiting) == self.whole_answers:
+            return NEVER
+        return max(self.heard_s, min(c.started_s for c in self.waiting if c.streamed))
 
     def begin_decode(self, charge: Charge) -> None:
         self.decoding += charge.sequences

@@ -41,6 +41,7 @@ from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Roster
 from prefixfleet.router.settings import RouterSettings
+from prefixfleet.router.silence import watch_silence
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
 from prefixfleet.router.tls import Tls
 from prefixfleet.router.token_times import TokenTimes
@@ -220,6 +221,7 @@ class Router:
             "roster": self.roster.run,
             "arrivals": lambda: bring_newcomers(self),
             "files": self._reload,
+            "silence": lambda: watch_silence(self),
         }
         if self._cache_feed is not None:
             loops["engine caches"] = self._cache_feed.run

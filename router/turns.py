@@ -24,6 +24,9 @@ from prefixfleet.router.worker import Worker
 LOOKAHEAD_S = 0.1
 """A worker counts as free so long before its prefills should be done: engines batch short prompts,
 and the next one must be there when the last one ends."""
+MOST_AHEAD = 16
+"""Streams that wait at one worker for their first token, whatever the estimates say: where those
+are wrong, or it hangs, it would seem to be free again and again and draw one after the other."""
 TICK_S = 0.02
 """Time between two looks at a queue that nothing else woke."""
 REST = 4.0
@@ -65,6 +68,8 @@ class Turns:
         self._is_open = is_open
         self._decided = decided
         self._at_once = at_once
+        self.shunned: frozenset[str] = frozenset()
+        """Workers that get nothing while others can."""
         self._queue: list[Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -105,8 +110,7 @@ class Turns:
                 tokens would follow each other too slowly on every worker.
         """
         tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
-        open_ones = self._open(workers)  # one may have been drained since they were read
-        decision, workers = self._decide_in_pace(prompt, chains, open_ones, tbt_slo_s)
+        decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
@@ -182,15 +186,22 @@ class Turns:
         return found or next_by_wish(queue, now, decide, is_free, shares)
 
     def _decide(self, turn: Turn) -> Decision:
-        return self._best(turn.prompt, turn.chains, self._open(turn.workers))
+        return self._best(turn.prompt, turn.chains, turn.workers)
 
     def _open(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those that still get requests; all if none of them does."""
-        return [worker for worker in workers if self._is_open(worker.name)] or workers
+        """Those that still get requests, and compute them; all if none of them does."""
+        left = [worker for worker in workers if self._is_open(worker.name)] or workers
+        if self.shunned:
+            left = [worker for worker in left if worker.name not in self.shunned] or left
+        return left
 
     def _best(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
+        """Of those that get requests: one may have been drained since they were read."""
         began_s = self._clock()
         decision = self._dispatcher.decide(prompt, chains, workers)
+        name = decision.worker
+        if len(workers) > 1 and (name in self.shunned or not self._is_open(name)):
+            decision = self._dispatcher.decide(prompt, chains, self._open(workers))
         self._decided(self._clock() - began_s)
         return decision
 
@@ -203,6 +214,7 @@ class Turns:
         decodes of now will partly have ended by then, and those of the prefills before it begun.
         """
         slowest_s = 0.0
+        workers = self._open(workers) if slo_s else workers
         while workers:
             decision = self._best(prompt, chains, workers)
             pace_s = self._pace_s(decision, prompt.outputs) if slo_s else 0.0
@@ -232,7 +244,9 @@ class Turns:
 
     def _is_free(self, worker: str) -> bool:
         load = self._book.load(worker)
-        return load.queued_requests == 0 or load.busy_s <= LOOKAHEAD_S
+        if load.queued_requests == 0:
+            return True
+        return load.busy_s <= LOOKAHEAD_S and self._book.streams_waiting(worker) < MOST_AHEAD
 
     def _look_soon(self) -> None:
         if self._queue:

@@ -13,6 +13,7 @@ from prefixfleet.store.errors import ConfigError
 
 DIGEST_BYTES = 16
 RECORD_VERSION = 1
+_ERA = "#"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,20 @@ class Namespace:
     def digest(self, key: bytes) -> bytes:
         """Keyed digest of the record, ``DIGEST_BYTES`` long. ``key`` is the cluster secret."""
         return _digest(b"namespace", dataclasses.astuple(self), hash_key(key))
+
+
+def in_era(namespace: Namespace, era: str) -> Namespace:
+    """The namespace after a reset: what was kept before it matches nothing, here and elsewhere.
+
+    An engine's caches are reset when its weights were changed in place, which no file shows.
+    """
+    weights = f"{namespace.weights}{_ERA}{era}"
+    return dataclasses.replace(namespace, weights=weights) if era else namespace
+
+
+def is_of_era(namespace: Namespace) -> bool:
+    """Whether it is that of one engine, between two of its resets."""
+    return _ERA in namespace.weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,7 @@ what is kept: a wish's priority says which wishes the quota holds when it cannot
 """
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from prefixfleet.store.chain import BlockHash
@@ -40,6 +40,9 @@ class Retention:
         self._fixed_quota = quota
         self._kept: dict[BlockHash, _Kept] = {}
         self.displaced_blocks = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
 
     @property
     def _quota(self) -> int:
@@ -82,6 +85,20 @@ class Retention:
         if kept is not None and kept.pin is None and self._pool.match([block]):
             kept.pin = self._pool.pin([block])
 
+    def give_way(self, hashes: Iterable[BlockHash]) -> None:
+        """These may leave although they are kept; their wishes go on, and wait for them."""
+        for block in hashes:
+            kept = self._kept.get(block)
+            if kept is not None and kept.pin is not None:
+                kept.pin.release()
+                kept.pin = None
+                self.displaced_blocks += 1
+
+    def resume(self) -> None:
+        """Keep again what gave way and is still here."""
+        for block in self._kept:
+            self.arrived(block)
+
     def expire(self) -> None:
         """End what is over. Call it now and then; nothing is kept longer than until then."""
         now = self._clock()
@@ -94,7 +111,8 @@ class Retention:
             self._end(block)
 
     def stats(self) -> dict[str, int]:
-        """Slots kept, wished for, and the quota; wishes that a higher priority ended so far."""
+        """Slots kept, wished for, and the quota; how many so far were kept no more for a wish of
+        a higher priority, or for a model that had no memory."""
         here = sum(1 for kept in self._kept.values() if kept.pin is not None)
         return {
             "kept": here,

@@ -23,21 +23,25 @@ FLOOR_SHARE = 1 / 4
 @dataclass(frozen=True, slots=True)
 class Holding(Generic[Name]):
     """One namespace on this node. ``wants``: it evicts to store. ``idle_s``: how long ago that part
-    of its memory was used that nobody used for longest, a block or a slab to spare."""
+    of its memory was used that nobody used for longest, a block or a slab to spare. ``stuck``:
+    what it gave last was in use, it gives nothing for a while. ``ends``: it gives all."""
 
     name: Name
     slabs: int
     engines: int
     wants: bool
     idle_s: float
+    stuck: bool = False
+    ends: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Move(Generic[Name]):
-    """One slab that changes hands."""
+    """One slab that changes hands. ``due``: the taker has less than its floor."""
 
     giver: Name
     taker: Name
+    due: bool = False
 
 
 def floor_of(holdings: Sequence[Holding[Name]]) -> int:
@@ -50,21 +54,32 @@ def next_move(holdings: Sequence[Holding[Name]]) -> Move[Name] | None:
     """The next slab to move, or None when all may stay as it is.
 
     Who has less than its floor takes first, then who keeps its blocks for the shortest time. Who
-    has no engine gives first.
+    ends gives first, also to who wants nothing, then who has no engine.
     """
     floor = floor_of(holdings)
     below = [h for h in holdings if h.engines and h.slabs < floor]
-    wanting = [h for h in holdings if h.engines and h.wants]
-    taker = min(below, key=lambda h: h.slabs, default=None) or min(
-        wanting, key=lambda h: h.idle_s, default=None
-    )
+    taker = _taker(holdings, below)
     if taker is None:
         return None
-    able = [h for h in holdings if h is not taker and h.slabs > (floor if h.engines else 0)]
-    giver = max(able, key=lambda h: (not h.engines, h.idle_s, h.slabs), default=None)
+    able = [h for h in holdings if h is not taker and not h.stuck]
+    able = [h for h in able if h.slabs > (floor if h.engines else 0)]
+    giver = max(able, key=lambda h: (h.ends, not h.engines, h.idle_s, h.slabs), default=None)
     if giver is None or not (below or _is_older(giver, taker)):
         return None
-    return Move(giver.name, taker.name)
+    return Move(giver.name, taker.name, due=bool(below))
+
+
+def _taker(
+    holdings: Sequence[Holding[Name]], below: Sequence[Holding[Name]]
+) -> Holding[Name] | None:
+    if below:
+        return min(below, key=lambda h: h.slabs)
+    if wanting := [h for h in holdings if h.engines and h.wants]:
+        return min(wanting, key=lambda h: h.idle_s)
+    if any(h.ends and h.slabs and not h.stuck for h in holdings):
+        stays = [h for h in holdings if not h.ends]
+        return min(stays, key=lambda h: (not h.engines, h.slabs), default=None)
+    return None
 
 
 def _is_older(giver: Holding[Name], taker: Holding[Name]) -> bool:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from prefixfleet.store.errors import PeerLost, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
@@ -25,6 +25,8 @@ from prefixfleet.transfer.introduction import introduce, receive_body, refused
 from prefixfleet.transfer.link import Arrived, Deadline, Range, after, check_lengths, unheard
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
+
+Result = TypeVar("Result")
 
 REQUEST_BYTES = 32 * 1024 * 1024
 """One READ asks for about so much."""
@@ -120,25 +122,25 @@ class Channel:
             for future in under_way:
                 _forget(future)
 
-    async def check_granted(self, ranges: Sequence[Range], *, deadline: Deadline) -> None:
-        """Ask a listener that leaves the bytes to us. Raises `PeerRefused` if we may not read
-        the ranges now."""
-        async with self._call(deadline, "read"):
-            body = wire.encode_ranges(ranges)
-            await (await self._start(Kind.READ, body, Kind.DATA))
+    async def tell(
+        self, kind: Kind, body: bytes, *, deadline: Deadline, answer: Kind = Kind.DATA
+    ) -> bytes:
+        """What the listener answers, b"" where that is DATA. Raises `PeerRefused`."""
+        async with self._call(deadline, kind.name.lower()):
+            return await (await self._start(kind, body, answer))
 
-    async def wait(self, future: "asyncio.Future[None]", *, deadline: Deadline, what: str) -> None:
-        """Wait for something that goes on beside the connection, and fails with it."""
+    async def wait(self, end: "asyncio.Future[Result]", *, deadline: Deadline, what: str) -> Result:
+        """The result of something that goes on beside the connection, and fails with it."""
         id = next(self._ids)
-        lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[id] = _Waiting(lost, Kind.DATA)
         try:
             async with self._call(deadline, what):
-                await asyncio.wait({future, lost}, return_when=asyncio.FIRST_COMPLETED)
-                await (lost if lost.done() else future)
+                await asyncio.wait({end, lost}, return_when=asyncio.FIRST_COMPLETED)
+                return await (lost if lost.done() else end)
         finally:
             del self._waiting[id]
-            _forget(future)
+            _forget(end)
             _forget(lost)
 
     @asynccontextmanager

@@ -23,6 +23,10 @@ class Servers:
         assert server.namespace not in self._by_namespace, "a namespace has one pool"
         self._by_namespace[server.namespace] = server
 
+    def remove(self, server: BlockServer) -> None:
+        """Serve this pool no more; not the only one."""
+        del self._by_namespace[server.namespace]
+
     async def answer(self, caller: Caller, question: bytes) -> bytes:
         """See `Service`. Raises `ProtocolError` on a question that no correct peer asks."""
         asked: Question = wire.unpack(question, Question)

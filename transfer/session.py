@@ -5,27 +5,26 @@ and again while they leave, so that a slow reader does not outlive its lease.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from prefixfleet.store.errors import PeerLost, PeerRefused, ProtocolError, PullFailed
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.crew import Crew
+from prefixfleet.transfer.granted import grants_all, refuse, refuse_ungranted, watching
 from prefixfleet.transfer.introduction import be_introduced
 from prefixfleet.transfer.link import Caller, Range, Service
+from prefixfleet.transfer.pushing import OpenSender, Pushes
 from prefixfleet.transfer.stream import Stream
 from prefixfleet.transfer.wire import Kind
 
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0
+FROM_CALLERS = (Kind.ASK, Kind.READ, Kind.PING, Kind.REACH, Kind.PUSH)
 SILENT_BEATS = 10
 """Heartbeats without a frame after which a caller counts as gone."""
-REGRANT_S = 0.1
-"""While bytes leave, the lease is looked at so often."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,8 @@ class Served:
 
     ``counters`` counts ended sessions by reason. ``attachment`` is handed to callers once they
     have proved themselves: what the link needs besides this connection. With ``bytes_apart``
-    callers read the bytes in another way, and READ only asks whether they may.
+    callers read the bytes in another way, and READ only asks whether they may. With ``open_sender``
+    they may ask for bytes to be pushed to them in another way.
     """
 
     link: str
@@ -47,6 +47,7 @@ class Served:
     attachment: bytes = b""
     crew: Crew | None = None
     bytes_apart: bool = False
+    open_sender: OpenSender | None = None
 
 
 async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
@@ -54,14 +55,22 @@ async def serve_session(stream: Stream, caller_id: int, served: Served) -> None:
     reason = "closed"
     try:
         caller = await _authenticate(stream, caller_id, served)
+        pushes = Pushes(
+            stream,
+            caller,
+            service=served.service,
+            counters=served.counters,
+            open_sender=served.open_sender,
+        )
         try:
-            await _answer_all(stream, caller, served)
+            await _answer_all(stream, caller, served, pushes)
         finally:
+            await pushes.close()
             served.service.disconnected(caller)
     except (PeerRefused, ProtocolError) as error:
         reason = error.reason
         log.warning("%s: dropped a connection: %s", served.link, error)
-        await _refuse(stream, 0, reason, str(error))
+        await refuse(stream, 0, reason, str(error))
     except PullFailed as error:
         reason = error.reason
     except Exception:
@@ -83,13 +92,13 @@ async def _authenticate(stream: Stream, caller_id: int, served: Served) -> Calle
     return Caller(caller_id, node)
 
 
-async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:
+async def _answer_all(stream: Stream, caller: Caller, served: Served, pushes: Pushes) -> None:
     silent_s = SILENT_BEATS * served.heartbeat_s
     while True:
         try:
             async with asyncio.timeout(silent_s):
                 header = wire.decode_header(await stream.receive(wire.HEADER.size))
-                if header.kind not in (Kind.ASK, Kind.READ, Kind.PING):
+                if header.kind not in FROM_CALLERS:
                     raise ProtocolError(f"{caller.node}: {header.kind.name} from a caller")
                 body = bytes(await stream.receive(header.length))
         except TimeoutError:
@@ -101,6 +110,10 @@ async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:
             answer = await served.service.answer(caller, body)
             frame = wire.frame_header(Kind.ANSWER, answer, header.id)
             await stream.send(frame, answer)
+        elif header.kind == Kind.REACH:
+            await pushes.reach(header.id, body)
+        elif header.kind == Kind.PUSH:
+            await pushes.begin(header.id, body)
         else:
             ranges = wire.decode_ranges(body, served.segment.nbytes)
             await _send_ranges(stream, header.id, caller, ranges, served)
@@ -109,49 +122,19 @@ async def _answer_all(stream: Stream, caller: Caller, served: Served) -> None:
 async def _send_ranges(
     stream: Stream, id: int, caller: Caller, ranges: list[Range], served: Served
 ) -> None:
-    if not all(served.service.grants(caller, part) for part in ranges):
+    if not grants_all(served.service, caller, ranges):
         served.counters["not_granted"] += 1
-        await _refuse(stream, id, "not_granted", "no read lease covers the ranges")
+        await refuse_ungranted(stream, id)
         return
     if served.bytes_apart:
         await stream.send(wire.data_header(0, id))
         return
     header = wire.data_header(sum(part.length for part in ranges), id)
     views = [served.segment[part.offset : part.offset + part.length] for part in ranges]
-    with _watching(stream, caller, ranges, served) as lost:
+    with watching(stream, caller, ranges, served.service) as lost:
         try:
             await stream.send(header, *views)
         except PeerLost:
             if lost:
                 raise PeerLost(lost[0]) from None
             raise
-
-
-@contextlib.contextmanager
-def _watching(
-    stream: Stream, caller: Caller, ranges: list[Range], served: Served
-) -> Iterator[list[str]]:
-    """Drop the connection when the ranges are not granted any more; the list says so then."""
-    lost: list[str] = []
-    loop = asyncio.get_running_loop()
-    timer: asyncio.TimerHandle
-
-    def look() -> None:
-        nonlocal timer
-        if all(served.service.grants(caller, part) for part in ranges):
-            timer = loop.call_later(REGRANT_S, look)
-        else:
-            lost.append(f"{caller.node}: its read lease ended before it took the bytes")
-            stream.drop()
-
-    timer = loop.call_later(REGRANT_S, look)
-    try:
-        yield lost
-    finally:
-        timer.cancel()
-
-
-async def _refuse(stream: Stream, id: int, reason: str, detail: str) -> None:
-    body = wire.pack(wire.Refusal(reason, detail[:400]))
-    with contextlib.suppress(PullFailed):
-        await stream.send(wire.frame_header(Kind.REFUSED, body, id), body)

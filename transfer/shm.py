@@ -33,6 +33,7 @@ from prefixfleet.transfer.link import (
 from prefixfleet.transfer.session import Served
 from prefixfleet.transfer.shared_file import SharedFile, file_of, map_file, place
 from prefixfleet.transfer.ucx_get import address_of
+from prefixfleet.transfer.wire import Kind
 
 COPIERS = 4
 """Threads of a link that copy; memory has no more to give to more of them."""
@@ -82,7 +83,7 @@ class ShmPeer(AskingPeer):
         portions = list(cut(ranges, targets, COPY_BYTES))
         before = 0
         for parts, views in portions:
-            await self._channel.check_granted(parts, deadline=deadline)
+            await self._channel.tell(Kind.READ, wire.encode_ranges(parts), deadline=deadline)
             heard = after(before, arrived)
             copy = self._link.copiers.submit(_copy, self._segment, parts, views, self._stop, heard)
             before += sum(part.length for part in parts)
@@ -90,7 +91,7 @@ class ShmPeer(AskingPeer):
             copy.add_done_callback(self._copies.discard)
             await self._channel.wait(asyncio.wrap_future(copy), deadline=deadline, what="read")
         for parts, _ in portions:
-            await self._channel.check_granted(parts, deadline=deadline)
+            await self._channel.tell(Kind.READ, wire.encode_ranges(parts), deadline=deadline)
 
     async def close(self) -> None:
         """See `Peer`."""

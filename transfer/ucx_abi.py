@@ -11,8 +11,11 @@ FIELD_TRANSPORTS = 8  # of ucp_ep_attr
 FIELD_REMOTE_ADDRESS, FIELD_ERROR_MODE, FIELD_ERROR_HANDLER = 1, 2, 4  # of ucp_ep_params
 ERRORS_OF_PEERS = 1
 FIELD_FLAGS = 16  # of ucp_request_param
+ALWAYS_A_REQUEST = 1 << 16  # of ucp_request_param: also where it is over at once
+FIELD_THREAD_MODE = 1  # of ucp_worker_params; its value 0 is one thread
 CLOSE_BY_FORCE = 1
 IN_PROGRESS = 1
+TOO_LONG = -9  # a message, for the buffer that waits for it
 MAX_TRANSPORTS = 16
 
 
@@ -45,6 +48,29 @@ class RequestParam(ctypes.Structure):
         ("recv_info", c_void_p),
         ("memh", c_void_p),
     ]
+
+
+class WorkerParams(ctypes.Structure):
+    """``ucp_worker_params_t``."""
+
+    _fields_ = [
+        ("field_mask", c_uint64),
+        ("thread_mode", c_int),
+        ("cpu_mask", c_uint64 * 16),
+        ("events", ctypes.c_uint),
+        ("user_data", c_void_p),
+        ("event_fd", c_int),
+        ("flags", c_uint64),
+        ("name", c_char_p),
+        ("am_alignment", c_size_t),
+        ("client_id", c_uint64),
+    ]
+
+
+class Message(ctypes.Structure):
+    """``ucp_tag_recv_info_t``."""
+
+    _fields_ = [("sender_tag", c_uint64), ("length", c_size_t)]
 
 
 _ErrorHandler = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_int)
@@ -100,21 +126,42 @@ class EndpointAttributes(ctypes.Structure):
     ]
 
 
+Status = ctypes.c_int8
+"""``ucs_status_t`` is a packed enumeration: of a result's register only one byte is it."""
+
 PROTOTYPES = {
-    "ucp_mem_map": (c_int, [c_void_p, POINTER(MemMapParams), POINTER(c_void_p)]),
-    "ucp_mem_unmap": (c_int, [c_void_p, c_void_p]),
-    "ucp_rkey_pack": (c_int, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "ucp_mem_map": (Status, [c_void_p, POINTER(MemMapParams), POINTER(c_void_p)]),
+    "ucp_mem_unmap": (Status, [c_void_p, c_void_p]),
+    "ucp_rkey_pack": (Status, [c_void_p, c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
     "ucp_rkey_buffer_release": (None, [c_void_p]),
-    "ucp_ep_rkey_unpack": (c_int, [c_void_p, c_char_p, POINTER(c_void_p)]),
+    "ucp_ep_rkey_unpack": (Status, [c_void_p, c_char_p, POINTER(c_void_p)]),
     "ucp_rkey_destroy": (None, [c_void_p]),
     "ucp_get_nbx": (
         c_void_p,
         [c_void_p, c_void_p, c_size_t, c_uint64, c_void_p, POINTER(RequestParam)],
     ),
-    "ucp_request_check_status": (c_int, [c_void_p]),
+    "ucp_tag_send_nbx": (
+        c_void_p,
+        [c_void_p, c_void_p, c_size_t, c_uint64, POINTER(RequestParam)],
+    ),
+    "ucp_tag_recv_nbx": (
+        c_void_p,
+        [c_void_p, c_void_p, c_size_t, c_uint64, c_uint64, POINTER(RequestParam)],
+    ),
+    "ucp_tag_recv_request_test": (Status, [c_void_p, POINTER(Message)]),
+    "ucp_tag_probe_nb": (c_void_p, [c_void_p, c_uint64, c_uint64, c_int, POINTER(Message)]),
+    "ucp_worker_create": (Status, [c_void_p, POINTER(WorkerParams), POINTER(c_void_p)]),
+    "ucp_worker_destroy": (None, [c_void_p]),
+    "ucp_worker_get_address": (Status, [c_void_p, POINTER(c_void_p), POINTER(c_size_t)]),
+    "ucp_worker_release_address": (None, [c_void_p, c_void_p]),
+    "ucp_worker_get_efd": (Status, [c_void_p, POINTER(c_int)]),
+    "ucp_worker_arm": (Status, [c_void_p]),
+    "ucp_worker_progress": (ctypes.c_uint, [c_void_p]),
+    "ucp_request_cancel": (None, [c_void_p, c_void_p]),
+    "ucp_request_check_status": (Status, [c_void_p]),
     "ucp_request_free": (None, [c_void_p]),
-    "ucp_ep_create": (c_int, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
+    "ucp_ep_create": (Status, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
     "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(RequestParam)]),
-    "ucp_worker_signal": (c_int, [c_void_p]),
-    "ucp_ep_query": (c_int, [c_void_p, POINTER(EndpointAttributes)]),
+    "ucp_worker_signal": (Status, [c_void_p]),
+    "ucp_ep_query": (Status, [c_void_p, POINTER(EndpointAttributes)]),
 }

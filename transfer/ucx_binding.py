@@ -62,7 +62,7 @@ class Binding:
                 "install prefixfleet[ucx], or set PREFIXFLEET_NODE_LINK=tcp"
             )
         self.name, self._api = found[0]
-        features = (self._api.Feature.RMA, self._api.Feature.WAKEUP)
+        features = (self._api.Feature.RMA, self._api.Feature.TAG, self._api.Feature.WAKEUP)
         try:
             self._context = self._api.UCXContext(settings(os.environ), features)
             self._worker = self._api.UCXWorker(self._context)

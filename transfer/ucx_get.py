@@ -29,17 +29,20 @@ from prefixfleet.transfer.ucx_abi import (
     unheard,
 )
 
+ADDRESS_VERSIONS = (0, 1)
+"""Of a worker's address, in the low half of its first byte: of another UCX ends the process."""
+
 
 class Libucp:
     """The functions of the libucp that the binding has loaded. Stateless; one thread at a time,
     except `signal`, which any thread may call."""
 
     def __init__(self) -> None:
-        self._ucp = ctypes.CDLL("libucp.so.0")  # already in the process: found by its name
+        self.calls = ctypes.CDLL("libucp.so.0")  # already in the process: found by its name
         self._ucs = ctypes.CDLL("libucs.so.0")
         self._ucs.ucs_status_string.restype = c_char_p
         for name, (result, arguments) in PROTOTYPES.items():
-            function = getattr(self._ucp, name)
+            function = getattr(self.calls, name)
             function.restype, function.argtypes = result, arguments
         self._plain = RequestParam()
         self._by_force = RequestParam(op_attr_mask=FIELD_FLAGS, flags=CLOSE_BY_FORCE)
@@ -50,30 +53,32 @@ class Libucp:
             field_mask=FIELD_ADDRESS | FIELD_LENGTH, address=address, length=length
         )
         handle = c_void_p()
-        self._check(self._ucp.ucp_mem_map(context, byref(params), byref(handle)), "mem_map")
+        self.check(self.calls.ucp_mem_map(context, byref(params), byref(handle)), "mem_map")
         assert handle.value is not None
         return handle.value
 
     def unmap(self, context: int, memory: int) -> None:
         """Undo `map`."""
-        self._check(self._ucp.ucp_mem_unmap(context, memory), "mem_unmap")
+        self.check(self.calls.ucp_mem_unmap(context, memory), "mem_unmap")
 
     def pack_rkey(self, context: int, memory: int) -> bytes:
         """What a peer needs to read the registered memory."""
         buffer, length = c_void_p(), c_size_t()
-        self._check(
-            self._ucp.ucp_rkey_pack(context, memory, byref(buffer), byref(length)), "rkey_pack"
+        self.check(
+            self.calls.ucp_rkey_pack(context, memory, byref(buffer), byref(length)), "rkey_pack"
         )
         try:
             return ctypes.string_at(buffer, length.value)
         finally:
-            self._ucp.ucp_rkey_buffer_release(buffer)
+            self.calls.ucp_rkey_buffer_release(buffer)
 
     def connect(self, worker: int, address: bytes) -> int:
         """An endpoint to the worker that has this address, with error handling on.
 
         Raises `PeerLost` where UCX has no way there.
         """
+        if not address or address[0] % 16 not in ADDRESS_VERSIONS:
+            raise PeerLost(f"UCX: {address[:8].hex()}... is the address of no worker")
         handle = c_void_p()
         params = EndpointParams(
             field_mask=FIELD_REMOTE_ADDRESS | FIELD_ERROR_MODE | FIELD_ERROR_HANDLER,
@@ -82,7 +87,7 @@ class Libucp:
             err_handler_cb=unheard,
         )
         try:
-            self._check(self._ucp.ucp_ep_create(worker, byref(params), byref(handle)), "ep_create")
+            self.check(self.calls.ucp_ep_create(worker, byref(params), byref(handle)), "ep_create")
         except PeerLost as error:
             raise PeerLost(
                 f"UCX does not reach the peer: {error}; set UCX_NET_DEVICES to the device between "
@@ -96,18 +101,18 @@ class Libucp:
 
         Returns a request for `finished`, or 0 if it is closed already. Raises `PeerLost`.
         """
-        return self._started(self._ucp.ucp_ep_close_nbx(endpoint, byref(self._by_force)), "close")
+        return self.started(self.calls.ucp_ep_close_nbx(endpoint, byref(self._by_force)), "close")
 
     def unpack_rkey(self, endpoint: int, packed: bytes) -> int:
         """Handle of the peer's memory on this endpoint, for `destroy_rkey`."""
         rkey = c_void_p()
-        self._check(self._ucp.ucp_ep_rkey_unpack(endpoint, packed, byref(rkey)), "rkey_unpack")
+        self.check(self.calls.ucp_ep_rkey_unpack(endpoint, packed, byref(rkey)), "rkey_unpack")
         assert rkey.value is not None
         return rkey.value
 
     def destroy_rkey(self, rkey: int) -> None:
         """Undo `unpack_rkey`."""
-        self._ucp.ucp_rkey_destroy(rkey)
+        self.calls.ucp_rkey_destroy(rkey)
 
     def get(self, endpoint: int, target: int, length: int, remote: int, rkey: int) -> int:
         """Start reading ``length`` bytes at the peer's address ``remote`` into ``target``.
@@ -115,22 +120,29 @@ class Libucp:
         Returns a request for `finished`, or 0 if it is done already. Raises `PeerLost`.
         """
         plain = byref(self._plain)
-        return self._started(
-            self._ucp.ucp_get_nbx(endpoint, target, length, remote, rkey, plain), "get"
+        return self.started(
+            self.calls.ucp_get_nbx(endpoint, target, length, remote, rkey, plain), "get"
+        )
+
+    def send(self, endpoint: int, source: int, length: int, tag: int) -> int:
+        """Start sending a message with this tag. Returns and raises as `get`."""
+        plain = byref(self._plain)
+        return self.started(
+            self.calls.ucp_tag_send_nbx(endpoint, source, length, tag, plain), "send"
         )
 
     def finished(self, request: int) -> bool:
         """Whether the request is over; then it is freed. Raises `PeerLost` if it failed."""
-        status = self._ucp.ucp_request_check_status(request)
+        status = self.calls.ucp_request_check_status(request)
         if status == IN_PROGRESS:
             return False
-        self._ucp.ucp_request_free(request)
-        self._check(status, "request")
+        self.calls.ucp_request_free(request)
+        self.check(status, "request")
         return True
 
     def signal(self, worker: int) -> None:
         """Wake whoever waits for the worker's events."""
-        self._ucp.ucp_worker_signal(worker)
+        self.calls.ucp_worker_signal(worker)
 
     def transports(self, endpoint: int) -> str:
         """What carries the endpoint's bytes, e.g. "rc_mlx5/mlx5_0:1,tcp/eth0"."""
@@ -141,20 +153,22 @@ class Libucp:
             num_entries=MAX_TRANSPORTS,
             entry_size=ctypes.sizeof(Transport),
         )
-        self._check(self._ucp.ucp_ep_query(endpoint, byref(attributes)), "ep_query")
+        self.check(self.calls.ucp_ep_query(endpoint, byref(attributes)), "ep_query")
         names = {
             f"{entry.transport_name.decode()}/{entry.device_name.decode()}"
             for entry in entries[: attributes.num_entries]
         }
         return ",".join(sorted(names))
 
-    def _started(self, request: int | None, what: str) -> int:
+    def started(self, request: int | None, what: str) -> int:
+        """What one of UCX's non-blocking calls returned. Raises `PeerLost`."""
         request = request or 0
         if request > 2**64 - 1 - 127:  # UCS_PTR_IS_ERR: the last addresses are error codes
-            self._check(request - 2**64, what)
+            self.check(request - 2**64, what)
         return request
 
-    def _check(self, status: int, what: str) -> None:
+    def check(self, status: int, what: str) -> None:
+        """Raises `PeerLost` if UCX says that ``what`` has failed."""
         if status:
             text = self._ucs.ucs_status_string(c_int(status)).decode()
             raise PeerLost(f"UCX {what}: {text}")

@@ -11,13 +11,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from prefixfleet.store.errors import PeerLost, PullFailed
+from prefixfleet.transfer.ucx_batch import Done
 from prefixfleet.transfer.ucx_binding import Binding
+from prefixfleet.transfer.ucx_events import Events
 from prefixfleet.transfer.ucx_get import Libucp
-from prefixfleet.transfer.ucx_remote import Reading, Remote
+from prefixfleet.transfer.ucx_inbox import Inbox
+from prefixfleet.transfer.ucx_remote import Remote
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +42,7 @@ class UcxThread:
     def __init__(self, binding: str | None = None) -> None:
         self._wanted = binding
         self._work: deque[Callable[[], None]] = deque()
-        self._remotes: list[Remote] = []
+        self._remotes: list[Remote | Inbox] = []
         self._closing = False  # whether any of them is
         self._stop_by: float | None = None  # on the UCX thread
         self._stopped = False  # on the others'
@@ -81,25 +84,26 @@ class UcxThread:
         self._post(work)
         return future
 
-    def read(
-        self, remote: Remote, operations: Sequence[tuple[int, int, int]]
-    ) -> "asyncio.Future[None]":
-        """Make all the reads; done when the last byte is here, or the first has failed."""
+    def begin(
+        self, call: Callable[[Done], Result]
+    ) -> "tuple[asyncio.Future[Result], asyncio.Future[None]]":
+        """The result of ``call``, made on the UCX thread with what is to hear of the end of what
+        it begins; and that end."""
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
+        ended: asyncio.Future[None] = loop.create_future()
+        ended.add_done_callback(lambda end: end.cancelled() or end.exception())  # it may be late
 
         def done(error: PullFailed | None) -> None:
             if error is None:
-                _tell(loop, future.set_result, future, None)
+                _tell(loop, ended.set_result, ended, None)
             else:
-                _tell(loop, future.set_exception, future, error)
+                _tell(loop, ended.set_exception, ended, error)
 
-        reading = Reading(iter(operations), done)
-        self._post(lambda: remote.start(reading))
-        return future
+        return self.run(lambda: call(done)), ended
 
-    def disconnect(self, remote: Remote) -> "asyncio.Future[None]":
-        """Close by force; done when nothing is written to any target any more.
+    def disconnect(self, remote: Remote | Inbox) -> "asyncio.Future[None]":
+        """Close by force; done when nothing is written to any target any more, and nothing read
+        that was being sent.
 
         Nothing promises that UCX ever says so: bound the wait, and until it is done give no
         target away.
@@ -110,24 +114,35 @@ class UcxThread:
             future.set_result(None)
         else:
             told = functools.partial(_tell, loop, future.set_result, future, None)
-            self._post(lambda: self._close(remote, told))
+            self._post(lambda: self.close(remote, told))
         return future
 
-    def connect(self, address: bytes, packed_rkey: bytes) -> Remote:
-        """On the UCX thread: an endpoint to a peer's worker and the key of its memory."""
+    def connect(self, address: bytes, packed_rkey: bytes | None = None) -> Remote:
+        """On the UCX thread: an endpoint to a peer's worker, with the key of its memory if it is
+        to be read. Raises `PeerLost`, `KeyUnusable`."""
         remote = Remote(self.ucp, self.binding.worker, address)
         self._remotes.append(remote)
         try:
-            remote.unpack(packed_rkey)
+            remote.look()
+            if packed_rkey is not None:
+                remote.unpack(packed_rkey)
         except PeerLost:
-            self._close(remote)
+            self.close(remote)
             raise
         return remote
 
-    def _close(self, remote: Remote, told: Callable[[], None] = lambda: None) -> None:
+    def open_inbox(self, peer: bytes) -> Inbox:
+        """On the UCX thread: where the messages of one peer's worker come to. Raises `PeerLost`."""
+        context, clock = self.binding.context, time.monotonic
+        inbox = Inbox(self.ucp, context, peer, events=self._events, clock=clock)
+        self._remotes.append(inbox)
+        return inbox
+
+    def close(self, remote: Remote | Inbox, told: Callable[[], None] = lambda: None) -> None:
+        """On the UCX thread: what `disconnect` begins."""
         remote.close(told)
         self._closing = True
-        self.binding.progress()
+        self._events.progress()
 
     def _post(self, work: Callable[[], None]) -> None:
         if self._stopped:
@@ -142,12 +157,13 @@ class UcxThread:
         try:
             self.binding = Binding(self._wanted)
             self.ucp = Libucp()
+            self._events = Events(self.ucp, self.binding)
         except Exception as error:  # noqa: BLE001 - `start` raises it
             _tell(self._loop, self._ready.set_exception, self._ready, error)
             return
         _tell(self._loop, self._ready.set_result, self._ready, None)
         while not self._ended():
-            self.binding.wait(CLOSING_MS if self._closing else WAIT_MS)
+            self._events.wait(CLOSING_MS if self._closing else WAIT_MS)
             while self._work:
                 self._work.popleft()()
             for remote in self._remotes:
@@ -157,12 +173,13 @@ class UcxThread:
         if self._remotes:  # what UCX still works with stays
             log.error("UCX did not close %d endpoints within %s s", len(self._remotes), STOP_S)
         else:
+            self._events.close()
             del self.binding
 
     def _stop(self) -> None:
         self._stop_by = time.monotonic() + STOP_S
         for remote in list(self._remotes):
-            self._close(remote)
+            self.close(remote)
 
     def _ended(self) -> bool:
         if self._stop_by is None:

@@ -21,7 +21,7 @@ import xxhash
 from prefixfleet.store.errors import PeerRefused, ProtocolError
 from prefixfleet.transfer.link import MAX_MESSAGE_BYTES, Range
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 HEADER = struct.Struct("<2sBBIQQ40x")
 MAX_HANDSHAKE_BYTES = 1024
 MAX_WELCOME_BYTES = 64 * 1024
@@ -31,6 +31,7 @@ MAX_RANGES = 16_384
 """Bound on the ranges of one READ."""
 _MAGIC = b"PF"
 _RANGE = struct.Struct("<QQ")
+_TAG = struct.Struct("<Q")
 
 
 class Kind(IntEnum):
@@ -47,6 +48,8 @@ class Kind(IntEnum):
     DATA = 9
     PING = 10
     PONG = 11
+    REACH = 12
+    PUSH = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,8 @@ _LIMITS = {
     Kind.DATA: MAX_DATA_BYTES,
     Kind.PING: 0,
     Kind.PONG: 0,
+    Kind.REACH: MAX_WELCOME_BYTES,
+    Kind.PUSH: _TAG.size + MAX_RANGES * _RANGE.size,
 }
 
 
@@ -142,6 +147,22 @@ def decode_ranges(body: bytes, segment_bytes: int) -> list[Range]:
     return ranges
 
 
+def encode_push(tag: int, ranges: Sequence[Range]) -> bytes:
+    """Body of a PUSH: send these ranges, the first with this tag, each other with the next."""
+    return _TAG.pack(tag) + encode_ranges(ranges)
+
+
+def decode_push(body: bytes, segment_bytes: int) -> tuple[int, list[Range]]:
+    """First tag and ranges of a PUSH, as `decode_ranges` checks them. Raises `ProtocolError`."""
+    if len(body) < _TAG.size:
+        raise ProtocolError(f"PUSH: got {len(body)} bytes, expected a tag and ranges")
+    (tag,) = _TAG.unpack_from(body)
+    ranges = decode_ranges(body[_TAG.size :], segment_bytes)
+    if tag + len(ranges) > 1 << 64:
+        raise ProtocolError(f"PUSH: got tag {tag} for {len(ranges)} ranges, expected 64 bits")
+    return tag, ranges
+
+
 # Messages: MessagePack maps with a fixed set of fields.
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
@@ -174,6 +195,12 @@ class Welcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     proof: Secret32
     attachment: Annotated[bytes, msgspec.Meta(max_length=MAX_WELCOME_BYTES)]
+
+
+class Reached(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """From the listener: it has a way to the caller's worker; these lanes carry what is pushed."""
+
+    lanes: Annotated[str, msgspec.Meta(min_length=1, max_length=400)]
 
 
 class Refusal(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ from node_rig import (
     running_node,
     settings_of,
 )
+from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
 from prefixfleet.cluster import slab_mover
 from prefixfleet.cluster.handover import HandedOver, ask_handover
@@ -32,13 +33,6 @@ from prefixfleet.transfer.link import Range
 from prefixfleet.transfer.messages import Lease, decode_answer, join_hashes
 from prefixfleet.transfer.tcp import TcpLink
 from prefixfleet.transfer.ucx_binding import available
-
-POOL_BYTES = 12 << 20
-SMALL = {"namespace": asdict(NAMESPACE), "payload_bytes": 8_000}  # slots of two pages
-LARGE = {  # of three
-    "namespace": asdict(replace(NAMESPACE, weights="of the large one", model="large")),
-    "payload_bytes": 12_000,
-}
 
 
 @pytest.fixture
@@ -65,38 +59,6 @@ async def node(index, folder):
         yield daemon
         for pool in daemon._opener.pools.values():
             pool.host.pool.check()
-
-
-@asynccontextmanager
-async def both_at(daemon):
-    """An engine of each model, the second one's memory here."""
-    socket = daemon.settings.socket_path
-    async with (
-        PlainEngine.connected(socket, engine="small", **SMALL) as small,
-        PlainEngine.connected(socket, engine="large", **LARGE) as large,
-    ):
-        await until(lambda: kind(daemon, large)["slabs"] == 4)
-        yield small, large
-
-
-def kind(daemon, engine):
-    return daemon.snapshot()["kinds"][engine.welcome["namespace_digest"].hex()]
-
-
-async def stored(engine, chain, fill=7):
-    """Put what has room; the blocks that are there afterwards."""
-    await engine.put(chain, fill)
-    return await found(engine, chain, fill)
-
-
-async def found(engine, chain, fill=7, plan=None):
-    """Leading blocks that the node promises, each proved and compared byte for byte."""
-    answer = await engine.prepare(chain, plan)
-    for block, slot in zip(chain, answer["slots"], strict=False):
-        right = payload_of(block, fill, engine.layout.payload_bytes)
-        assert engine.payload(slot, block) == right
-    await engine.ask("release", request="r")
-    return answer["blocks"]
 
 
 def within_bounds(daemon, *engines):

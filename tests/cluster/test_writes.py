@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from prefixfleet.cluster.writes import Writes
+from prefixfleet.cluster.writes import LATE_S, Writes
 from prefixfleet.store.errors import ProtocolError
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
@@ -21,8 +21,8 @@ def pool():
     pool.check()
 
 
-def test_a_written_block_is_whole_when_it_is_committed(pool):
-    writes = Writes(pool, shards=1)
+def test_a_written_block_is_whole_when_it_is_committed(pool, clock):
+    writes = Writes(pool, shards=1, clock=clock)
     a, b = blocks("a", "b")
 
     slots = writes.reserve(1, 0, b"", [a, b])
@@ -34,8 +34,8 @@ def test_a_written_block_is_whole_when_it_is_committed(pool):
     assert len(writes) == 0
 
 
-def test_a_block_is_whole_only_when_every_rank_has_committed_it(pool):
-    writes = Writes(pool, shards=2)
+def test_a_block_is_whole_only_when_every_rank_has_committed_it(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     chain = blocks("a", "b")
 
     slots = [writes.reserve(session, rank, b"", chain) for session, rank in ((7, 0), (8, 1))]
@@ -46,8 +46,8 @@ def test_a_block_is_whole_only_when_every_rank_has_committed_it(pool):
     assert pool.match(chain) == 2
 
 
-def test_a_rank_that_asks_after_another_has_committed_still_gets_its_slots(pool):
-    writes = Writes(pool, shards=2)
+def test_a_rank_that_asks_after_another_has_committed_still_gets_its_slots(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     chain = blocks("a")
     first = writes.reserve(7, 0, b"", chain)
     writes.commit(7, 0, chain)
@@ -56,8 +56,8 @@ def test_a_rank_that_asks_after_another_has_committed_still_gets_its_slots(pool)
     assert writes.commit(8, 1, chain) == chain
 
 
-def test_what_one_rank_was_refused_the_others_are_refused_too(pool):
-    writes = Writes(pool, shards=2)
+def test_what_one_rank_was_refused_the_others_are_refused_too(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     others = pool.reserve(b"", blocks("w", "x", "y"))
     chain = blocks("a", "b")
 
@@ -71,8 +71,8 @@ def test_what_one_rank_was_refused_the_others_are_refused_too(pool):
     assert writes.commit(8, 1, chain) == chain[:1]
 
 
-def test_a_refusal_is_forgotten_once_every_rank_has_heard_it(pool):
-    writes = Writes(pool, shards=2)
+def test_a_refusal_is_forgotten_once_every_rank_has_heard_it(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     others = pool.reserve(b"", blocks("w", "x", "y", "z"))
     for session, rank in ((7, 0), (8, 1)):
         assert writes.reserve(session, rank, b"", blocks("a")) == [-1]
@@ -86,8 +86,8 @@ def test_a_refusal_is_forgotten_once_every_rank_has_heard_it(pool):
     writes.disconnect(8)
 
 
-def test_a_block_that_is_being_written_is_not_given_out_twice(pool):
-    writes = Writes(pool, shards=1)
+def test_a_block_that_is_being_written_is_not_given_out_twice(pool, clock):
+    writes = Writes(pool, shards=1, clock=clock)
     chain = blocks("a")
     writes.reserve(1, 0, b"", chain)
 
@@ -96,8 +96,8 @@ def test_a_block_that_is_being_written_is_not_given_out_twice(pool):
     assert writes.commit(1, 0, chain) == chain
 
 
-def test_a_block_abandoned_by_one_rank_is_lost_for_all_and_its_slot_waits_for_the_last(pool):
-    writes = Writes(pool, shards=2)
+def test_a_block_abandoned_by_one_rank_is_lost_for_all_and_its_slot_waits_for_the_last(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     chain = blocks("a")
     writes.reserve(7, 0, b"", chain)
     writes.reserve(8, 1, b"", chain)
@@ -110,8 +110,8 @@ def test_a_block_abandoned_by_one_rank_is_lost_for_all_and_its_slot_waits_for_th
     assert pool.match(chain) == 0
 
 
-def test_a_rank_that_asks_for_a_lost_block_gets_nothing_to_write(pool):
-    writes = Writes(pool, shards=2)
+def test_a_rank_that_asks_for_a_lost_block_gets_nothing_to_write(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
     chain = blocks("a")
     writes.reserve(7, 0, b"", chain)
     writes.abandon(7, 0, chain)
@@ -121,8 +121,8 @@ def test_a_rank_that_asks_for_a_lost_block_gets_nothing_to_write(pool):
 
 
 @pytest.mark.parametrize("committed_first", [False, True])
-def test_a_session_that_ends_frees_what_it_was_writing(pool, committed_first):
-    writes = Writes(pool, shards=2)
+def test_a_session_that_ends_frees_what_it_was_writing(pool, clock, committed_first):
+    writes = Writes(pool, shards=2, clock=clock)
     chain = blocks("a", "b", "c")
     writes.reserve(7, 0, b"", chain)
     if committed_first:
@@ -131,11 +131,43 @@ def test_a_session_that_ends_frees_what_it_was_writing(pool, committed_first):
     writes.disconnect(7)
 
     assert len(writes) == 0
+    writes.expire()
+    assert pool.counts().free == (4 if committed_first else 1)
+    clock.advance(LATE_S)
+    writes.expire()
     assert pool.counts().free == 4
 
 
-def test_a_session_that_ends_leaves_the_writes_of_others(pool):
-    writes = Writes(pool, shards=1)
+def test_what_a_session_was_writing_when_it_ended_is_nobody_elses_for_a_while(pool, clock):
+    """Its engine may not know yet, and go on copying."""
+    writes = Writes(pool, shards=1, clock=clock)
+    (late,) = writes.reserve(7, 0, b"", blocks("a"))
+    writes.disconnect(7)
+
+    taken = writes.reserve(8, 0, b"", blocks("b", "c", "d", "e"))
+    assert late not in taken
+    assert taken.count(-1) == 1
+    assert pool.counts().quarantined == 1
+
+
+def test_a_slot_that_two_ranks_left_is_free_a_while_after_the_last(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
+    writes.reserve(7, 0, b"", blocks("a"))
+    writes.reserve(8, 1, b"", blocks("a"))
+    writes.disconnect(7)
+    clock.advance(LATE_S - 1)
+    writes.disconnect(8)
+    clock.advance(LATE_S - 1)
+    writes.expire()
+    assert pool.counts().quarantined == 1
+
+    clock.advance(1)
+    writes.expire()
+    assert pool.counts().free == 4
+
+
+def test_a_session_that_ends_leaves_the_writes_of_others(pool, clock):
+    writes = Writes(pool, shards=1, clock=clock)
     writes.reserve(1, 0, b"", blocks("a"))
     writes.reserve(2, 0, b"", blocks("b"))
 
@@ -144,8 +176,8 @@ def test_a_session_that_ends_leaves_the_writes_of_others(pool):
     assert writes.commit(2, 0, blocks("b")) == blocks("b")
 
 
-def test_a_block_whose_parent_was_lost_is_not_resident(pool):
-    writes = Writes(pool, shards=1)
+def test_a_block_whose_parent_was_lost_is_not_resident(pool, clock):
+    writes = Writes(pool, shards=1, clock=clock)
     a, b = blocks("a", "b")
     writes.reserve(1, 0, b"", [a, b])
 
@@ -155,16 +187,16 @@ def test_a_block_whose_parent_was_lost_is_not_resident(pool):
     assert pool.counts().free == 4
 
 
-def test_a_rank_that_the_engine_does_not_have_is_refused(pool):
-    writes = Writes(pool, shards=2)
+def test_a_rank_that_the_engine_does_not_have_is_refused(pool, clock):
+    writes = Writes(pool, shards=2, clock=clock)
 
     with pytest.raises(ProtocolError, match="rank 2, expected below 2"):
         writes.reserve(1, 2, b"", blocks("a"))
 
 
-def test_refusals_that_nobody_asks_for_again_do_not_pile_up(pool, monkeypatch):
+def test_refusals_that_nobody_asks_for_again_do_not_pile_up(pool, clock, monkeypatch):
     monkeypatch.setattr("prefixfleet.cluster.writes.MAX_REFUSALS", 8)
-    writes = Writes(pool, shards=2)
+    writes = Writes(pool, shards=2, clock=clock)
     pool.reserve(b"", blocks("w", "x", "y", "z"))
 
     for i in range(50):

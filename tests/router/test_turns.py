@@ -13,7 +13,7 @@ from prefixfleet.router.peer_policies import RoundRobin
 from prefixfleet.router.policy import choose
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.turns import MAX_REST_S, Slos, Turns
+from prefixfleet.router.turns import MAX_REST_S, MOST_AHEAD, Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.waiting import MAX_CONSIDERED
 from prefixfleet.router.worker import Worker
@@ -366,3 +366,28 @@ async def test_a_fault_while_somebody_waits_leaves_nobody_behind(make_turns, boo
         await turns.wait("r", Prompt(tokens=10), CHAINS, workers, clock.now)
 
     assert len(turns) == 0
+
+
+async def test_a_worker_that_hangs_draws_no_more_than_a_few(make_turns, book, clock):
+    """By the estimates it is free: all that it has should be done."""
+    turns = make_turns()
+    workers = [worker("hangs"), worker("works", tokens_per_s=999.0)]
+    with book.charged("works", tokens=10, sequences=1, expected_s=50.0):
+        asked = []
+        for _ in range(2 * MOST_AHEAD):
+            clock.now += 1.0
+            asked.append(ask(turns, "r", 10, workers, clock))
+            await asyncio.sleep(0)
+            if asked[-1].done():
+                charge(book, asked[-1].result(), 10)
+        assert len(turns) == MOST_AHEAD
+
+    clock.now += MAX_REST_S
+    turns.look()
+    await asyncio.sleep(0)
+    bound = [task.result().worker.name for task in asked if task.done()]
+    assert bound.count("hangs") == MOST_AHEAD
+    assert bound.count("works") == 1
+    for request in asked:
+        request.cancel()
+    await asyncio.gather(*asked, return_exceptions=True)

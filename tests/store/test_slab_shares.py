@@ -19,7 +19,7 @@ def holding(name, slabs, engines=1, wants=True, idle_s=YOUNG):
 def test_a_new_namespace_gets_its_floor_whoever_has_the_memory():
     shares = [holding("a", 32), holding("b", 0, wants=False)]
 
-    assert next_move(shares) == Move("a", "b")
+    assert next_move(shares) == Move("a", "b", due=True)
     assert floor_of(shares) == 4
     assert next_move([holding("a", 28), holding("b", 4, wants=False)]) is None
 
@@ -62,6 +62,29 @@ def test_who_has_an_engine_keeps_its_floor():
     assert next_move(shares) is None
 
 
+def test_who_gives_nothing_for_a_while_keeps_nobody_else_from_giving():
+    """Who has no engine would give first, but what it has is read by somebody."""
+    shares = [holding("a", 8, engines=0), holding("b", 20, idle_s=OLD), holding("c", 4)]
+
+    assert next_move(shares) == Move("a", "c")
+    assert next_move([replace(shares[0], stuck=True), *shares[1:]]) == Move("b", "c")
+    assert next_move([replace(h, stuck=True) for h in shares]) is None
+
+
+def test_who_ends_gives_all_also_to_who_wants_nothing():
+    shares = [
+        holding("a", 20, wants=False),
+        holding("b", 8, engines=0, wants=False, idle_s=0.0),
+        holding("c", 4, engines=0, wants=False, idle_s=math.inf),
+    ]
+
+    assert next_move(shares) is None
+    ending = replace(shares[1], ends=True)
+    assert next_move([shares[0], ending, shares[2]]) == Move("b", "a")
+    assert next_move([shares[0], replace(ending, stuck=True), shares[2]]) is None
+    assert next_move([replace(shares[0], engines=0), ending]) == Move("b", "a")
+
+
 def test_one_alone_moves_nothing():
     assert next_move([holding("a", 32)]) is None
 
@@ -90,7 +113,8 @@ def test_a_move_is_between_two_and_is_not_taken_back(shares):
     assert giver.slabs > (floor_of(shares) if giver.engines else 0)
     assert taker.engines
     moved = [replace(h, slabs=h.slabs + (h is taker) - (h is giver)) for h in shares]
-    assert next_move(moved) != Move(move.taker, move.giver)
+    back = next_move(moved)
+    assert back is None or (back.giver, back.taker) != (move.taker, move.giver)
 
 
 @given(st.lists(st.integers(0, 2), min_size=2, max_size=8), st.integers(0, 7))

@@ -124,6 +124,12 @@ def _ranges(data: bytes) -> None:
     assert total <= wire.MAX_DATA_BYTES
 
 
+def _push(data: bytes) -> None:
+    tag, ranges = wire.decode_push(data, 1 << 20)
+    assert sum(part.length for part in ranges) <= wire.MAX_DATA_BYTES
+    assert tag + len(ranges) <= 1 << 64
+
+
 def _prefetch(data: bytes) -> None:
     open_prefetch(data, sign(data, KEY), KEY)
 
@@ -342,6 +348,7 @@ TARGETS = {
             (
                 _framed(wire.Hello("a", "tcp", b"n" * 32), wire.Kind.HELLO),
                 _framed(wire.Welcome(b"p" * 32, b"more"), wire.Kind.WELCOME),
+                _framed(wire.Reached("tcp/eth0"), wire.Kind.ANSWER),
             ),
         ),
         Target(
@@ -357,6 +364,7 @@ TARGETS = {
             (wire.pack(messages.Leased(1, [2, 3], 1.0)), wire.pack(messages.No("epoch", "x"))),
         ),
         Target("ranges", _ranges, (ProtocolError,), (wire.encode_ranges([Range(0, 4096)]),)),
+        Target("push", _push, (ProtocolError,), (wire.encode_push(1, [Range(0, 4096)]),)),
         Target("node-record", NodeRecord.decode, (ConfigError,), (_NODE.encode(),)),
         Target("worker-record", WorkerRecord.decode, (ConfigError,), (_WORKER.encode(),)),
         Target("fleet-wish", FleetWish.decode, (ConfigError,), (_WISH.encode(),)),

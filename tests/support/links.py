@@ -31,6 +31,7 @@ MAKERS: dict[str, Callable[..., Link]] = {
     "tcp": TcpLink,
     "shm": ShmLink,
     "ucx": UcxLink,
+    "ucx-tags": lambda **options: UcxLink(tags=True, **options),
     "ucx-py": lambda **options: UcxLink(binding="ucp", **options),
 }
 
@@ -42,7 +43,13 @@ def _needs(binding: str, *values: str) -> Any:
     )
 
 
-NETWORK_KINDS = ["tcp", "shm", _needs("ucxx", "ucx"), _needs("ucp", "ucx-py")]
+NETWORK_KINDS = [
+    "tcp",
+    "shm",
+    _needs("ucxx", "ucx"),
+    _needs("ucxx", "ucx-tags"),
+    _needs("ucp", "ucx-py"),
+]
 KINDS = ["inproc", *NETWORK_KINDS]
 
 

@@ -12,9 +12,10 @@ from pulls import PullRig, chain, pull_source
 
 from prefixfleet.store.errors import DeadlineExceeded, PeerLost
 from prefixfleet.transfer import closing as closings
-from prefixfleet.transfer import ucx, ucx_binding, ucx_thread
+from prefixfleet.transfer import ucx_binding, ucx_listener, ucx_thread
 from prefixfleet.transfer.closing import MAX_STUCK, Closing
 from prefixfleet.transfer.link import Range
+from prefixfleet.transfer.ucx_abi import IN_PROGRESS
 
 needs_ucx = pytest.mark.skipif(
     "ucxx" not in ucx_binding.available(), reason="the Python binding ucxx is not installed"
@@ -106,14 +107,18 @@ async def test_a_connection_that_does_not_close_leaves_the_others_alone(monkeypa
         fine = await rig.connect(link, listener.contact)
         lost = await rig.connect(link, source.told["contact"])
         thread = await link._started("reading")
-        over = thread.ucp.finished
+        status = thread.ucp.calls.ucp_request_check_status
         source.freeze()
         reading = asyncio.create_task(read(lost, [Range(0, 1 << 20)]))
-        await until(lambda: lost._remote._readings)
-        held = set(lost._remote._readings[0].requests)
+        await until(lambda: lost._remote._batches)
+        held = {request for request, _ in lost._remote._batches[0].under_way}
         assert held
         with monkeypatch.context() as patched:  # UCX never says that these are over
-            patched.setattr(thread.ucp, "finished", lambda r: r not in held and over(r))
+            patched.setattr(
+                thread.ucp.calls,
+                "ucp_request_check_status",
+                lambda request: IN_PROGRESS if request in held else status(request),
+            )
             closing = asyncio.create_task(lost.close())
 
             assert await read(fine, [Range(0, 1 << 20)]) == [some_bytes(1 << 20)]
@@ -150,7 +155,7 @@ async def test_a_start_of_ucx_that_hangs_ends_by_the_deadline_of_who_connects(mo
 
 @needs_ucx
 async def test_a_node_ends_though_ucx_stands_still(monkeypatch, caplog):
-    monkeypatch.setattr(ucx, "UNMAP_S", 0.05)
+    monkeypatch.setattr(ucx_listener, "UNMAP_S", 0.05)
     monkeypatch.setattr(ucx_thread, "STOP_S", 0.05)
     monkeypatch.setattr(ucx_thread, "WAIT_MS", 50)
     async with Rig("ucx") as rig:

@@ -1,0 +1,184 @@
+"""Models that come and go on a shared node, and what must not keep memory from the others."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import asdict, replace
+
+import pytest
+from eventually import until
+from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
+from two_models import LARGE, POOL_BYTES, SMALL, found, kind, stored
+
+from prefixfleet.cluster import slab_mover
+from prefixfleet.cluster.links import open_links
+from prefixfleet.cluster.node import NodeDaemon
+from prefixfleet.cluster.sharing import MAX_KINDS
+from prefixfleet.store import slab_shares, watermark
+from prefixfleet.store.keep import Keep
+from prefixfleet.store.memory_index import MemoryIndex
+from prefixfleet.store.namespace import in_era
+
+
+@pytest.fixture
+async def node(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("n")
+    async with running_node(MemoryIndex(), settings_of(folder, pool_bytes=POOL_BYTES)) as daemon:
+        yield daemon
+        for pool in daemon._opener.pools.values():
+            pool.host.pool.check()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    monkeypatch.setattr(slab_shares, "LEAST_AGE_S", 0.0)
+    monkeypatch.setattr(slab_mover, "LOOK_S", 0.02)
+    monkeypatch.setattr(slab_mover, "PAUSE_S", 0.0)
+    monkeypatch.setattr(slab_mover, "EMPTY_S", 0.2)
+    monkeypatch.setattr(slab_mover, "RETRY_S", 60.0)
+
+
+def of_era(number):
+    return SMALL | {"namespace": asdict(in_era(NAMESPACE, f"era{number}"))}
+
+
+def model(number):
+    return SMALL | {"namespace": asdict(replace(NAMESPACE, weights=f"of model {number}"))}
+
+
+async def test_an_engine_that_is_reset_for_ever_takes_one_place_and_strands_no_memory(
+    node, monkeypatch
+):
+    monkeypatch.setattr(slab_mover, "ERA_S", 0.0)
+    socket, told = node.settings.socket_path, 0
+    for number in range(3 * MAX_KINDS):
+        async with PlainEngine.connected(socket, engine="e", **of_era(number)) as engine:
+            assert "error" not in engine.welcome
+            await until(lambda engine=engine: kind(node, engine)["slabs"] >= 8)
+            assert await stored(engine, fresh_chain(20), number) == 20
+            told += 20
+        await until(lambda: len(node.snapshot()["kinds"]) == 1)
+        assert node.snapshot()["cache"]["committed_blocks"] == told
+        assert next(iter(node.snapshot()["kinds"].values()))["slabs"] == 32
+    assert len(node._opener.mover._own) == 1
+
+
+async def test_an_era_comes_again_after_it_ended(node, monkeypatch):
+    monkeypatch.setattr(slab_mover, "ERA_S", 0.0)
+    socket, chain = node.settings.socket_path, fresh_chain(20)
+    async with PlainEngine.connected(socket, **SMALL):
+        for _ in range(3):
+            async with PlainEngine.connected(socket, **of_era(1)) as engine:
+                await until(lambda engine=engine: kind(node, engine)["slabs"] == 4)
+                assert await found(engine, chain) == 0
+                assert await stored(engine, chain) == 20
+            await until(lambda: len(node.snapshot()["kinds"]) == 1)
+
+
+async def test_a_full_node_has_a_place_again_when_a_model_is_long_without_an_engine(
+    node, monkeypatch
+):
+    socket = node.settings.socket_path
+    async with AsyncExitStack() as stack:
+        for number in range(MAX_KINDS - 1):
+            await stack.enter_async_context(PlainEngine.connected(socket, **model(number)))
+        async with PlainEngine.connected(socket, **model("away")) as away:
+            await until(lambda: kind(node, away)["slabs"])
+            assert await stored(away, fresh_chain(3)) == 3
+        async with PlainEngine.connected(socket, **model("ninth")) as ninth:
+            assert f"blocks of {MAX_KINDS} models" in ninth.welcome["error"]
+        assert len(node.snapshot()["kinds"]) == MAX_KINDS
+
+        monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
+        await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS - 1)
+        async with PlainEngine.connected(socket, **model("ninth")) as ninth:
+            await until(lambda: kind(node, ninth)["slabs"])
+            assert await stored(ninth, fresh_chain(3)) == 3
+
+
+async def test_wishes_to_keep_do_not_leave_another_model_without_memory(node, monkeypatch):
+    """Kept blocks all over the memory, so that there is no slab without one."""
+    monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # fill all of it
+    socket = node.settings.socket_path
+    async with PlainEngine.connected(socket, engine="small", **SMALL) as small:
+        digest = small.welcome["namespace_digest"]
+        pool = node._opener.pools[digest]
+        kept = {}  # by slab
+        for block in fresh_chain(1_536):
+            (slot,) = await small.put([block])
+            if kept.setdefault(slot * 8_192 // (POOL_BYTES // 32), block) is block:
+                node._keep(Keep(namespace=digest, chain=(block,), ttl_s=3600.0, priority=1))
+        assert len(kept) == 32
+
+        async with PlainEngine.connected(socket, engine="large", **LARGE) as large:
+            await until(lambda: kind(node, large)["slabs"] == 4)
+            assert await stored(large, fresh_chain(20), 2) == 20
+            assert pool.cache.room()["kept"] == 28
+            assert pool.cache.room()["wished"] == 32
+            assert pool.cache.room()["displaced_blocks"] == 4
+
+            lost = [block for block in kept.values() if not pool.host.pool.match([block])]
+            assert len(lost) == 4
+            await stored(small, lost[:1])
+            await until(lambda: pool.cache.room()["kept"] == 29)
+
+
+async def test_what_gave_way_is_kept_again_where_the_slab_stays(node):
+    """An engine reads there: the slab does not go, nor does what was wished for."""
+    socket = node.settings.socket_path
+    async with PlainEngine.connected(socket, engine="small", **SMALL) as small:
+        chain = fresh_chain(1_100)
+        await small.put(chain)
+        digest = small.welcome["namespace_digest"]
+        cache = node._opener.pools[digest].cache
+        node._keep(Keep(namespace=digest, chain=tuple(chain[-300:]), ttl_s=3600.0, priority=1))
+        kept = cache.room()["kept"]
+        assert kept == 300
+        await small.prepare(chain)
+        with cache.pool.reserve(b"", fresh_chain(cache.pool.free_slots)):  # the rest is written
+            async with PlainEngine.connected(socket, engine="large", **LARGE):
+                await until(lambda: node._opener.mover.stuck)
+                assert cache.room()["displaced_blocks"] > 0
+                assert cache.room()["kept"] == kept
+
+
+async def test_what_is_read_of_one_model_keeps_no_other_from_giving_memory(node):
+    """Who has no engine gives first, but a peer reads all that it has: then another one gives."""
+    socket = node.settings.socket_path
+    async with (
+        PlainEngine.connected(socket, engine="small", **SMALL) as small,
+        PlainEngine.connected(socket, engine="large", **LARGE) as large,
+    ):
+        async with PlainEngine.connected(socket, **model("away")) as away:
+            await until(lambda: kind(node, away)["slabs"] == 2)
+            chain = fresh_chain(80)
+            here = await stored(away, chain)
+        pool = node._opener.pools[away.welcome["namespace_digest"]].host.pool
+        with pool.pin(chain[:here]):
+            wanted = kind(node, large)["slabs"] + 4
+
+            async def got_more():
+                await stored(large, fresh_chain(50), 2)
+                return kind(node, large)["slabs"] >= wanted
+
+            await until(got_more)
+            assert kind(node, away)["slabs"] > 0
+            assert node._opener.mover.stuck <= 2
+        assert kind(node, small)["slabs"] >= 2
+
+
+async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_path_factory):
+    """As one that began with the daemon does: memory that moves no more would not be seen."""
+    settings = settings_of(tmp_path_factory.mktemp("n"), pool_bytes=POOL_BYTES)
+    async with AsyncExitStack() as stack:
+        daemon = await stack.enter_async_context(lone_node(settings))
+        waiting = asyncio.create_task(daemon.wait(asyncio.Event()))
+        await stack.enter_async_context(PlainEngine.connected(settings.socket_path, **SMALL))
+        daemon._opener.mover._holding = lambda pool: 1 // 0
+        await until(waiting.done)
+        with pytest.raises(ZeroDivisionError):
+            waiting.result()
+
+
+def lone_node(settings):
+    """Without `running_node`'s own watch on its loops."""
+    return NodeDaemon(settings, SECRET, MemoryIndex(), open_links(settings, SECRET))

@@ -31,25 +31,31 @@ async def rig(redis_url):
 
 
 @pytest.fixture
-def node(rig, tmp_path):
-    (tmp_path / "secret").write_bytes(SECRET)
+def folder(tmp_path_factory):
+    """Of a short name: sockets are made in it."""
+    return tmp_path_factory.mktemp("e")
+
+
+@pytest.fixture
+def node(rig, folder):
+    (folder / "secret").write_bytes(SECRET)
     environ = {
         "PREFIXFLEET_REDIS_URL": rig.redis_url,
         "PREFIXFLEET_FLEET": rig.fleet,
-        "PREFIXFLEET_SECRET_FILE": str(tmp_path / "secret"),
+        "PREFIXFLEET_SECRET_FILE": str(folder / "secret"),
     }
-    node = Node("a", tmp_path, environ, 256 << 20)
+    node = Node("a", folder, environ, 256 << 20)
     node.start()
     yield node
     node.stop()
 
 
 @pytest.fixture
-def engine(rig, node, tmp_path, monkeypatch):
+def engine(rig, node, folder, monkeypatch):
     """An engine with the adapters `NAMES`, and a folder with one more."""
     monkeypatch.setenv("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "1")
     folders = {
-        name: write_adapter(tmp_path / name, rig.folder, seed)
+        name: write_adapter(folder / name, rig.folder, seed)
         for seed, name in enumerate((*NAMES, "tax"))
     }
     settings = WorkerSettings(
@@ -58,7 +64,7 @@ def engine(rig, node, tmp_path, monkeypatch):
         model=rig.folder,
         served_name="model",
         socket_path=node.socket,
-        log_file=tmp_path / "engine.log",
+        log_file=folder / "engine.log",
         kv_cache_bytes=256 << 20,
         max_model_tokens=2048,
         cpu_cores=str(min(os.sched_getaffinity(0))),
@@ -71,12 +77,10 @@ def engine(rig, node, tmp_path, monkeypatch):
     engine.stop()
 
 
-async def test_adapters_are_found_told_apart_and_never_change_an_answer(
-    rig, node, engine, tmp_path
-):
+async def test_adapters_are_found_told_apart_and_never_change_an_answer(rig, node, engine, folder):
     session = await rig.stack.enter_async_context(aiohttp.ClientSession())
     probe = EngineProbe(engine.url, "model", session)
-    adapters = WorkerAdapters(probe.adapters, tmp_path / "cache")
+    adapters = WorkerAdapters(probe.adapters, folder / "cache")
     (kind,) = (await asyncio.to_thread(node.status))["stats"]["kinds"].values()
 
     async def record():
@@ -123,7 +127,7 @@ async def test_adapters_are_found_told_apart_and_never_change_an_answer(
         assert warm == text
         assert hit == cached > 0
 
-    await change("load", lora_name="tax", lora_path=str(tmp_path / "tax"))
+    await change("load", lora_name="tax", lora_path=str(folder / "tax"))
     await rig.announce(await record())
     await until(lambda: "tax" in router.roster._seats["engine"].serves)
     assert (await ask("tax"))[:2] == (0, 0)

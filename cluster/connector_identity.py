@@ -37,6 +37,13 @@ DRAFTS_WITHOUT_KV = ("ngram", "ngram_gpu", "suffix")
 ROPE_BY_POSITION = ("default", "linear", "yarn", "llama3")
 """Others choose their factors by the longest context that the engine was started for."""
 
+LORA_WAYS = (
+    "target_modules",
+    "enable_tower_connector_lora",
+    "enable_mixed_moe_lora_format",
+    "enable_moe_shared_loras",
+)
+
 CONTENT_OF_KERNEL = {
     "vec": Content.KEYS_TRANSPOSED,  # the CPU's; its kernels for AMX and NEON pack otherwise
     "vec16": Content.KEYS_TRANSPOSED,
@@ -148,10 +155,11 @@ class AdapterDigests:
 
     def __call__(self, lora: "LoRARequest") -> str:
         """Raises `ConfigError` if it cannot be told which weights the engine uses."""
-        if lora.load_inplace or not Path(lora.lora_path).is_dir():
+        unclear = lora.load_inplace or lora.is_3d_lora_weight
+        if unclear or not Path(lora.lora_path).is_dir():
             raise ConfigError(
-                f"adapter {lora.lora_name}: it is loaded in place, or {lora.lora_path!r} is no "
-                "folder here"
+                f"adapter {lora.lora_name}: it is loaded in place, its weights are read as 3D, or "
+                f"{lora.lora_path!r} is no folder here"
             )
         if lora.lora_int_id not in self._known:
             digest = weights_digest(Path(lora.lora_path), self._cache_dir)
@@ -178,6 +186,8 @@ def _describe_model(config: "VllmConfig") -> str:
         "quantization": model.quantization,
         "longest": model.max_model_len if _rope_depends_on_length(model.hf_text_config) else 0,
     }
+    if ways := _lora_ways(config):
+        effective["lora"] = ways
     text = json.dumps(effective, sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     shape = (
@@ -185,6 +195,18 @@ def _describe_model(config: "VllmConfig") -> str:
         f"KV{model.get_total_num_kv_heads()}.D{model.get_head_size()}.V{model.get_vocab_size()}"
     )
     return f"{model.architecture}/{shape}/{digest}"
+
+
+def _lora_ways(config: "VllmConfig") -> dict[str, str]:
+    """How the engine applies adapters, where that is not as engines do by default: the same files
+    make other KV then."""
+    lora = config.lora_config
+    if lora is None:
+        return {}
+    ways = {name: str(value) for name in LORA_WAYS if (value := getattr(lora, name, None))}
+    if lora.lora_dtype not in (None, "auto", config.model_config.dtype):
+        ways["lora_dtype"] = str(lora.lora_dtype)
+    return ways
 
 
 def _without_volatile(values: Any) -> Any:  # noqa: ANN401 - JSON

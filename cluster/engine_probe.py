@@ -11,7 +11,8 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.adapters import adapters_in
+from prefixfleet.store.errors import ConfigError, ProtocolError
 
 HEALTH_S = 5.0
 POLL_S = 0.25
@@ -45,6 +46,23 @@ class EngineProbe:
         while not up:
             await asyncio.sleep(POLL_S)
             up = await self.healthy()
+
+    async def adapters(self) -> dict[str, str]:
+        """Folders of the LoRA adapters that it serves now, by name.
+
+        Raises:
+            ProtocolError: it does not say.
+        """
+        url = f"{self._url}/v1/models"
+        try:
+            async with self._session.get(
+                url, timeout=aiohttp.ClientTimeout(total=HEALTH_S)
+            ) as response:
+                if response.status == 404:
+                    return {}
+                return adapters_in(await response.read())
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise ProtocolError(f"{url}: {type(error).__name__}: {error}") from error
 
     async def in_flight(self) -> int:
         """Requests that it computes or that wait in it; 0 if it does not answer: then none can end.

@@ -17,8 +17,10 @@ import aiohttp
 from prefixfleet.cluster.child import Child
 from prefixfleet.cluster.engine_command import engine_command, engine_environ
 from prefixfleet.cluster.engine_probe import EngineProbe
+from prefixfleet.cluster.model import default_cache_dir
 from prefixfleet.cluster.ports import hold_port
 from prefixfleet.cluster.settings import WorkerSettings
+from prefixfleet.cluster.worker_adapters import WorkerAdapters
 from prefixfleet.store.errors import ConfigError, FleetError, IndexUnavailable
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.records import FleetWish, WorkerRecord
@@ -90,14 +92,18 @@ class Worker:
         self.starts += 1
         async with self._engine(port) as child, aiohttp.ClientSession() as session:
             probe = EngineProbe(self._url, self._settings.model_name, session)
-            record = await self._come_up(child, probe, session)
+            adapters = WorkerAdapters(probe.adapters, default_cache_dir())
+            record = await self._come_up(child, probe, adapters, session)
             if not self.ready.done():
                 self.ready.set_result(record)
             self._probe = probe
+            looking = asyncio.create_task(adapters.run())
             try:
-                await self._stay_up(child, probe, record)
+                await self._stay_up(child, probe, adapters, record)
             finally:
                 self._probe = None
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
 
     async def drain(self) -> bool:
         """Get no new requests, and wait until the engine has none; whether that was in time.
@@ -131,7 +137,11 @@ class Worker:
             await child.stop(STOP_S)
 
     async def _come_up(
-        self, child: Child, probe: EngineProbe, session: aiohttp.ClientSession
+        self,
+        child: Child,
+        probe: EngineProbe,
+        adapters: WorkerAdapters,
+        session: aiohttp.ClientSession,
     ) -> WorkerRecord:
         self._waits_for = f"{self._url}/health does not answer"
         try:
@@ -141,6 +151,7 @@ class Worker:
                     child, probe.prefill_tokens_per_s(self._settings.max_model_tokens)
                 )
                 kind = await _unless_ended(child, self._node_kind(session))
+                await _unless_ended(child, adapters.look())
         except TimeoutError:
             raise EngineFailed(
                 f"did not serve within {self._settings.start_s:g} s (PREFIXFLEET_WORKER_START_S): "
@@ -148,15 +159,17 @@ class Worker:
                 f"end of {child.log_file}:\n{child.log_tail()}"
             ) from None
         log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)
-        return self._record(kind, speed)
+        return replace(self._record(kind, speed), adapters=adapters.found)
 
-    async def _stay_up(self, child: Child, probe: EngineProbe, record: WorkerRecord) -> None:
+    async def _stay_up(
+        self, child: Child, probe: EngineProbe, adapters: WorkerAdapters, record: WorkerRecord
+    ) -> None:
         """Renew while it answers. Raises `EngineFailed` when it ended or fell silent."""
         answered = time.monotonic()
         while True:
             if await _unless_ended(child, probe.healthy()):
                 answered = time.monotonic()
-                await self._announce(record)
+                await self._announce(replace(record, adapters=adapters.found))
             elif time.monotonic() - answered > SILENT_S:
                 raise EngineFailed(f"does not answer {self._url}/health for {SILENT_S:g} s")
             await _unless_ended(child, asyncio.sleep(RENEW_S))

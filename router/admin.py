@@ -29,7 +29,7 @@ from prefixfleet.router.errors import (
 )
 from prefixfleet.router.orders import Order
 from prefixfleet.router.pages import ROUTER
-from prefixfleet.router.roster import Standing
+from prefixfleet.router.seat import Standing
 from prefixfleet.router.static_workers import StaticWorker
 from prefixfleet.store.errors import IndexUnavailable
 

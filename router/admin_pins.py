@@ -43,11 +43,14 @@ async def pin(router: Router, raw: bytes, *, ends: bool) -> dict[str, Any]:
         router.threads, lambda: _understood(router, body, _key(router, wish.key), workers)
     )
     told: dict[str, Any] = {}
-    for namespace, chain in chains.items():
-        nodes = {w.record.node for w in workers if w.namespace == namespace}
+    for kind, chain in chains.items():
+        if not chain:
+            continue
+        alike = [w for w in workers if w.kind == kind]
+        nodes = {w.record.node for w in alike}
         holders = nodes & router.view.leading(chain).keys()
         keep = Keep(
-            namespace=namespace,
+            namespace=alike[0].namespace,
             chain=tuple(chain),
             ttl_s=0.0 if ends else wish.ttl_s or 0.0,
             priority=wish.priority,
@@ -82,6 +85,8 @@ def _understood(
     prompt = msgspec.structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
     chains = router.dispatcher.chains(prompt, workers)
     if not any(chains.values()):
-        why = prompt.blind or "the prompt is shorter than a block"
+        unknown = all(worker.lora is None for worker in workers)
+        short = "what the adapter is cannot be told" if unknown else "it is shorter than a block"
+        why = prompt.blind or short
         raise BadRequest(f"there is nothing to keep: {why}")
     return prompt, chains

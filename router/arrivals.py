@@ -7,7 +7,7 @@ that ask once, and sends those that ask again away too early.
 
 import asyncio
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
@@ -34,7 +34,7 @@ def patience_s(settings: "RouterSettings", key: "Key", deadline_s: float) -> flo
     return wait_s
 
 
-async def ready_by(router: "Router", model: str, until_s: float) -> "list[Worker]":
+async def ready_by(router: "Router", model: str, until_s: float) -> "Sequence[Worker]":
     """Workers that may get a request for ``model``, at least one, as soon as there are any.
 
     Raises:
@@ -80,7 +80,7 @@ def there_now(passage: "Passage", chains: "Chains", without: Collection[str]) ->
     model = passage.body.get("model", str) or ""
     with contextlib.suppress(NoWorker, AllDrained, UnknownModel):
         ready = passage.router.roster.ready(model)
-        return [w for w in ready if w.name not in without and w.namespace in chains]
+        return [w for w in ready if w.name not in without and w.kind in chains]
     return []
 
 

@@ -17,6 +17,7 @@ from typing import Self
 import aiohttp
 
 from prefixfleet.router.activity import Activity
+from prefixfleet.router.adapters import listed
 from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.afterwards import Afterwards
 from prefixfleet.router.arrivals import bring_newcomers
@@ -38,7 +39,7 @@ from prefixfleet.router.orders import Orders, OrderStore
 from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
 from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.pool import Pool
-from prefixfleet.router.roster import Registry, Roster
+from prefixfleet.router.roster import Roster
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.silence import watch_silence
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
@@ -51,6 +52,7 @@ from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.wishes import Wishes
 from prefixfleet.router.worker import Worker
+from prefixfleet.router.worker_list import Registry, WorkerList
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
@@ -109,15 +111,21 @@ class Router:
         self.orders = Orders(fleet.orders, clock)
         self.token_times = TokenTimes()
         self.traffic = Traffic(settings.slow_start_s, clock, random.random)
-        self.roster = Roster(
+        workers = WorkerList(
             fleet.registry,
-            self._examine,
-            self.degraded,
-            self.orders,
             lambda: [entry.record() for entry in self.entries().values()],
-            self.traffic.joined,
+            self.orders,
+            self.degraded,
             clock,
             settings.worker_wait_s,
+        )
+        self.roster = Roster(
+            self._examine,
+            lambda worker: listed(worker, self.session),
+            workers,
+            self.orders,
+            self.degraded,
+            self.traffic.joined,
         )
         self.keepers = Keepers(fleet.responses, fleet.secret, self.degraded, clock)
         self._key = hash_key(fleet.secret)

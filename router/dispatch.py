@@ -25,7 +25,7 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.records import NodeRecord, PullPlan
 
 Chains = Mapping[bytes, Sequence[BlockHash]]
-"""A prompt's chain in each namespace that its workers have."""
+"""A prompt's chain in each `Worker.kind` that its workers have."""
 
 MIN_PULL_BUDGET_S = 1.0
 MAX_PULL_BUDGET_S = 600.0
@@ -33,7 +33,7 @@ MAX_PULL_BUDGET_S = 600.0
 PULL_PATIENCE = 3.0  # a pull may take this many times its estimate before it counts as failed
 FEW = 4
 """So many workers are compared one by one in less time than their order is brought up to date."""
-MAX_LINEUPS = 4  # a model each, as a rule; who is tried again, or starts slowly, is another one
+MAX_LINEUPS = 16  # a model or adapter each, as a rule; who starts slowly is another one
 
 
 class Dispatched(Struct, frozen=True, kw_only=True):
@@ -100,12 +100,14 @@ class Dispatcher:
         self._told_at_s = 0.0  # when they were new
 
     def chains(self, prompt: Prompt, workers: Sequence[Worker]) -> Chains:
-        """The prompt's chain in each namespace of ``workers``. Slow for long prompts; pure."""
-        kinds = {worker.namespace: worker.block_tokens for worker in workers}
-        return {
-            namespace: prefix_chain(prompt, namespace, block_tokens, self._key)
-            for namespace, block_tokens in kinds.items()
-        }
+        """The prompt's chain in each kind of ``workers``. Slow for long prompts; pure."""
+        kinds = {worker.kind: worker for worker in workers}
+        return {kind: self._chain(prompt, worker) for kind, worker in kinds.items()}
+
+    def _chain(self, prompt: Prompt, worker: Worker) -> Sequence[BlockHash]:
+        if worker.lora is None:
+            return []
+        return prefix_chain(prompt, worker.namespace, worker.block_tokens, self._key, worker.lora)
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
@@ -115,7 +117,7 @@ class Dispatcher:
 
         def of(worker: Worker, busy_s: float, load: Load) -> Candidate:
             prefill, links = self._kind_of(worker)
-            found = findings[worker.namespace]
+            found = findings[worker.kind]
             sources = found.sources
             node = worker.record.node
             if worker.static and node not in self._pullable():
@@ -138,7 +140,7 @@ class Dispatcher:
     ) -> Dispatched:
         """Act on a decision: its blocks and its pull count from now on for those that follow."""
         worker = next(w for w in workers if w.name == decision.worker)
-        chain = chains[worker.namespace]
+        chain = chains[worker.kind]
         self.view.assume(worker.record.node, chain)
         if decision.source is not None:
             now = self._clock()

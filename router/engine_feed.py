@@ -12,6 +12,7 @@ from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from prefixfleet.router.adapters import by_name
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.engine_poll import Claim, EnginePoller
 from prefixfleet.router.static_workers import StaticWorker
@@ -121,6 +122,7 @@ class EngineFeed:
             lambda salt: chain_root(digest, Scope(salt=salt), self._key),
             entry.block_tokens,
             self._key,
+            lambda name, salt: chain_root(digest, Scope(lora=by_name(name), salt=salt), self._key),
         )
         self._lives += 1
         member = Membership(entry.node, self._lives, 0)

@@ -1,13 +1,16 @@
-"""Asks every ready worker for its health, so that one that died while idle costs no request."""
+"""Asks every ready worker for its health, so that one that died while idle costs no request; and
+plain engines for what they serve."""
 
 import asyncio
 import logging
 
 import aiohttp
 
-from prefixfleet.router.roster import EXAMINED, Roster, Standing
+from prefixfleet.router.roster import EXAMINED, Roster
+from prefixfleet.router.seat import Standing
 
 FAILURES = 3  # in a row until a worker is down: one slow answer is no fault
+ADAPTERS_EVERY = 3  # looks: a plain engine may load adapters while it runs
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +24,7 @@ class HealthChecks:
         self._session = session
         self._interval_s = interval_s
         self._failures: dict[str, int] = {}
+        self._looks = 0
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -30,6 +34,7 @@ class HealthChecks:
             self._failures = {
                 s.record.worker: self._failures.get(s.record.worker, 0) for s in asked
             }
+            self._looks += 1
             await asyncio.gather(*map(self._look_at, asked))
 
     async def _look_at(self, standing: Standing) -> None:
@@ -39,6 +44,8 @@ class HealthChecks:
         if self._failures[name] >= FAILURES:
             self._failures[name] = 0
             self._roster.lost(name, f"{FAILURES} health checks failed: {problem}")
+        if not problem and self._looks % ADAPTERS_EVERY == 0:
+            await self._roster.look_for_adapters(name)
 
     async def _problem(self, url: str) -> str:
         """What is wrong with the answer; empty if it lives: an engine without the route does."""

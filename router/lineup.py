@@ -163,5 +163,5 @@ class Lineup:
 def _key(group: Group) -> tuple[object, ...]:
     """What makes two groups one. Links that a group holds have an id that is nobody else's."""
     worker = group.worker
-    kind = (worker.namespace, worker.block_tokens, worker.record.block_bytes)
+    kind = (worker.kind, worker.block_tokens, worker.record.block_bytes)
     return (group.prefill.coefficients, id(group.links), *kind)

@@ -11,6 +11,7 @@ from prefixfleet.router.core import Router
 from prefixfleet.router.errors import JSON, UnknownModel
 from prefixfleet.router.siblings import all_metrics
 from prefixfleet.router.status import status_of
+from prefixfleet.store.records import WorkerRecord
 
 ROUTER = web.AppKey("router", Router)
 
@@ -30,17 +31,24 @@ async def model(request: web.Request) -> web.Response:
 
 
 def _models(router: Router) -> dict[str, dict[str, object]]:
+    """Adapters too, each with the model that it belongs to. A model's own name comes first."""
+    standings = [s for s in router.roster.standings() if s.state != "refused"]
+    standings.sort(key=lambda standing: standing.record.model)
+    found = {standing.record.model: _card(standing.record) for standing in standings}
+    for standing in standings:
+        for name in standing.adapters:
+            found.setdefault(name, _card(standing.record, name))
+    return found
+
+
+def _card(record: WorkerRecord, adapter: str = "") -> dict[str, object]:
     return {
-        standing.record.model: {
-            "id": standing.record.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "prefixfleet",
-            "max_model_len": standing.record.max_model_tokens,
-        }
-        for standing in router.roster.standings()
-        if standing.state != "refused"
-    }
+        "id": adapter or record.model,
+        "object": "model",
+        "created": 0,
+        "owned_by": "prefixfleet",
+        "max_model_len": record.max_model_tokens,
+    } | ({"parent": record.model} if adapter else {})
 
 
 async def health(request: web.Request) -> web.Response:

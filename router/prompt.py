@@ -75,11 +75,12 @@ def read_completion(body: Body, tokens: Tokens, owner: str = "") -> Prompt:
 
 
 def prefix_chain(
-    prompt: Prompt, namespace: bytes, block_tokens: int, key: bytes
+    prompt: Prompt, namespace: bytes, block_tokens: int, key: bytes, lora: str = ""
 ) -> list[BlockHash]:
-    """Hashes of the prompt's full blocks, for workers of one namespace; ``key`` is a `hash_key`."""
+    """Hashes of the prompt's full blocks, for workers of one namespace, with the adapter ``lora``
+    of its `Scope`; ``key`` is a `hash_key`."""
     root_of = _root if len(prompt.salt) <= MAX_KEPT_SALT else _root.__wrapped__
-    root = root_of(namespace, prompt.salt, key)
+    root = root_of(namespace, prompt.salt, key, lora)
     try:
         return prompt.rendered.chain(root, block_tokens, key)
     except OverflowError:  # a token id that no vocabulary has: the engine will refuse it
@@ -87,8 +88,8 @@ def prefix_chain(
 
 
 @lru_cache(1_024)  # a tenant has one salt
-def _root(namespace: bytes, salt: str, key: bytes) -> BlockHash:
-    return chain_root(namespace, Scope(salt=salt), key)
+def _root(namespace: bytes, salt: str, key: bytes, lora: str) -> BlockHash:
+    return chain_root(namespace, Scope(lora=lora, salt=salt), key)
 
 
 def _read(body: Body, sequences_of: Callable[[], list[Rendered]]) -> Prompt:

@@ -67,7 +67,7 @@ class Ranks:
 
     def _rank_of(self, worker: Worker) -> Rank:
         busy_s = self._lineup.busy_s(worker.name)
-        findings = self._findings[worker.namespace]
+        findings = self._findings[worker.kind]
         reach = max(
             findings.reach, findings.hit(worker.record.node), findings.own.get(worker.name, 0)
         )
@@ -121,7 +121,7 @@ class Ranks:
                 )
 
     def _bound_s(self, group: Group, busy_s: float) -> float:
-        reach = self._findings[group.worker.namespace].reach
+        reach = self._findings[group.worker.kind].reach
         return least_seconds(self._tokens, busy_s, group.prefill, reach, group.worker.block_tokens)
 
     def _judge(self, group: Group, name: str, busy_s: float) -> Decision:
@@ -130,18 +130,18 @@ class Ranks:
         if found := self._judged.get(key):
             return structs.replace(found, worker=name)
         worker = self._lineup.workers[name]
-        findings = self._findings[worker.namespace]
-        sources = self._over_links(worker.namespace, group.links)
+        findings = self._findings[worker.kind]
+        sources = self._over_links(worker.kind, group.links)
         load = self._load(name)
         seen = candidate(worker, findings, load, busy_s, group.prefill, sources)
         self._judged[key] = decision = best_for(self._tokens, seen)
         return decision
 
-    def _over_links(self, namespace: bytes, links: Links) -> Sequence[Source]:
+    def _over_links(self, kind: bytes, links: Links) -> Sequence[Source]:
         """The sources as a group sees them: none of it is one, or it would be compared apart."""
-        key = (namespace, id(links))
+        key = (kind, id(links))
         if key not in self._linked:
-            sources = self._findings[namespace].sources
+            sources = self._findings[kind].sources
             self._linked[key] = over_links("", links, sources, self._told_s)
         return self._linked[key]
 

@@ -9,60 +9,26 @@ record changes, and again after it failed before our eyes. States: "checking", "
 import asyncio
 import contextlib
 import logging
-import math
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
+from prefixfleet.router.adapter_notices import bounded, forget, say_claims, some
+from prefixfleet.router.adapters import Adapters, registered
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
+from prefixfleet.router.examiner import LAST_RETRY_S, Ask, Examine, Examiner
 from prefixfleet.router.orders import Orders
-from prefixfleet.router.parity import ParityFailed, WorkerSilent
+from prefixfleet.router.seat import Seat, Standing, all_drained, models_of, ready_for
 from prefixfleet.router.worker import Worker
-from prefixfleet.store.errors import ConfigError, IndexUnavailable
+from prefixfleet.router.worker_list import WorkerList
+from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.records import WorkerRecord
 
 POLL_S = 1.0
-FIRST_RETRY_S = 0.25
-LAST_RETRY_S = 5.0
-MAX_EXAMINED_AT_ONCE = 8
-EMPTY_ANSWERS = 5  # in a row until a registry that knows nobody is believed
 EXAMINED = ("ready", "draining", "leaving")
 STATES = ("checking", "refused", "down", *EXAMINED)
 
 log = logging.getLogger(__name__)
-
-Examine = Callable[[WorkerRecord], Awaitable[Worker]]
-"""The worker, once it agrees with this router.
-
-Raises `ParityFailed`, `WorkerSilent`, `ConfigError`.
-"""
-
-
-class Registry(Protocol):
-    """Where workers are announced: `store.registry.WorkerRegistry` or a fixed list."""
-
-    async def workers(self) -> list[WorkerRecord]:
-        """Every announced worker whose lease holds. Raises `IndexUnavailable`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """How one worker stands with this router, for `status`."""
-
-    record: WorkerRecord
-    state: str
-    reason: str
-
-
-@dataclass(slots=True)
-class _Seat:
-    record: WorkerRecord
-    state: str = "checking"
-    reason: str = ""
-    worker: Worker | None = None
-    examination: asyncio.Task[None] | None = field(default=None, repr=False)
 
 
 class Roster:
@@ -70,36 +36,27 @@ class Roster:
 
     def __init__(
         self,
-        registry: Registry,
         examine: Examine,
-        degraded: Degraded,
+        ask: Ask,
+        workers: WorkerList,
         orders: Orders,
-        static: Callable[[], list[WorkerRecord]],
+        degraded: Degraded,
         joined: Callable[[str], None],
-        clock: Callable[[], float],
-        settling_s: float,
     ) -> None:
-        """``static`` gives the workers that no registry lists; they need none. ``joined`` is told
-        of a worker that gets ready while others are. For ``settling_s`` after the registry's first
-        list workers may be missing in it: a Redis that lost its memory hears of one after another.
-        """
-        self._registry = registry
-        self._examine = examine
-        self._degraded = degraded
+        """``ask`` gives the adapters of plain engines, those of others are in their records.
+        ``joined`` is told of a worker that gets ready while others are."""
+        self._examiner = Examiner(examine, ask, degraded)
+        self._workers = workers
         self._orders = orders
-        self._static = static
+        self._degraded = degraded
         self._joined = joined
-        self._clock = clock
-        self._settling_s = settling_s
-        self._whole_s = math.inf  # when the registry's list may be taken for whole
-        self._registered: list[WorkerRecord] = []
-        self._seats: dict[str, _Seat] = {}
-        self._served: dict[str, str] = {}  # models of workers that were ready, by worker
+        self._seats: dict[str, Seat] = {}
+        self._ready: dict[str, Sequence[Worker]] = {}  # by model; empty after each change
+        self._told = ""  # the models there are, for who asks for another one; likewise
+        self._served: dict[str, Collection[str]] = {}  # models of workers that were ready
         self._arrival = asyncio.Event()
-        self._empty_answers = 0
-        self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
 
-    def ready(self, model: str) -> list[Worker]:
+    def ready(self, model: str) -> Sequence[Worker]:
         """Workers that may get a request for ``model``; at least one.
 
         Raises:
@@ -107,20 +64,18 @@ class Roster:
             AllDrained: an operator drained all of them.
             NoWorker: none is ready at the moment, or the list may not be whole yet.
         """
-        ready = [
-            seat.worker
-            for seat in self._seats.values()
-            if seat.worker and seat.state == "ready" and seat.record.model == model
-        ]
-        if ready:
+        if ready := self._ready.get(model):
             return ready
-        models = {seat.record.model for seat in self._seats.values()}
-        if self.is_whole() and models and model not in models | set(self._served.values()):
+        if ready := ready_for(self._seats.values(), model):
+            self._ready[model] = ready
+            return ready
+        if self.is_whole() and self._seats and not self._expects(model):
+            told = self._told = self._told or some(models_of(self._seats.values()))
             raise UnknownModel(
-                f"the model {model!r:.200} does not exist; this fleet serves {sorted(models)}",
+                f"the model {model!r:.200} does not exist; this fleet serves {told}",
                 param="model",
             )
-        if self.is_whole() and self._all_drained(model):
+        if self.is_whole() and all_drained(self._seats, self._served, model):
             raise AllDrained(
                 f"every worker of the model {model!r:.200} is drained; `prefixfleet resume` gives "
                 "them back",
@@ -130,16 +85,19 @@ class Roster:
             "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
         )
 
-    def _all_drained(self, model: str) -> bool:
-        """Whether nobody is expected: none is examined or ends, none that served is missing."""
-        served = {name for name, of in self._served.items() if of == model}
-        seats = {name: seat for name, seat in self._seats.items() if seat.record.model == model}
-        drained = all(seat.record.state == "draining" for seat in seats.values())
-        return bool(seats) and drained and served <= seats.keys()
+    def _expects(self, model: str) -> bool:
+        """Whether anybody serves ``model``, or did and may be back."""
+        known = any(seat.has(model) for seat in self._seats.values())
+        return known or any(model in models for models in self._served.values())
+
+    def _changed(self) -> None:
+        """What was worked out for requests does not hold any more."""
+        self._ready.clear()
+        self._told = ""
 
     def is_whole(self) -> bool:
         """Whether no worker is missing in the list that may be announcing itself still."""
-        return not self._registered or self._clock() >= self._whole_s
+        return self._workers.is_whole
 
     def next_arrival(self) -> asyncio.Event:
         """Set when the next worker gets ready."""
@@ -155,6 +113,11 @@ class Roster:
         seat = self._seats.get(name)
         return (seat.state, seat.worker) if seat else ("", None)
 
+    def serving(self, name: str, model: str) -> Worker | None:
+        """Worker ``name`` as it serves ``model``; None if it does not, or was not examined."""
+        seat = self._seats.get(name)
+        return seat.serves.get(model) if seat else None
+
     def names(self) -> frozenset[str]:
         """Of every known worker."""
         return frozenset(self._seats)
@@ -165,7 +128,7 @@ class Roster:
 
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
-        return [Standing(s.record, s.state, s.reason) for s in self._seats.values()]
+        return [seat.standing() for seat in self._seats.values()]
 
     def lost(self, name: str, reason: str) -> None:
         """A connection to worker ``name`` failed: no traffic until it was examined again."""
@@ -173,7 +136,31 @@ class Roster:
         if seat and seat.state in EXAMINED:
             log.warning("worker %s is down: %s", name, reason)
             seat.state, seat.reason = "down", reason
+            self._changed()
             self._start_examination(seat)
+
+    async def look_for_adapters(self, name: str) -> None:
+        """Ask plain engine ``name`` which adapters it has now; nothing for others."""
+        seat = self._seats.get(name)
+        worker = seat.worker if seat else None
+        if worker is None or not worker.static:
+            return
+        adapters = await self._examiner.adapters(worker)
+        if adapters is not None and (seat := self._seats.get(name)) and seat.worker is worker:
+            self._adapt(seat, adapters)
+
+    def _adapt(self, seat: Seat, adapters: Adapters) -> None:
+        name = seat.record.worker
+        adapters = bounded(name, adapters, self._degraded)
+        if adapters == seat.adapters:
+            return
+        came, went = adapters.keys() - seat.adapters.keys(), seat.adapters.keys() - adapters.keys()
+        log.info("worker %s: adapters %s came, %s went", name, some(came), some(went))
+        seat.adapt(adapters)
+        if seat.state == "ready":
+            self._settle(seat)  # requests may be waiting for what came
+        self._changed()
+        say_claims(self._seats.values(), self._degraded)
 
     async def run(self) -> None:
         """Follow the registry until cancelled."""
@@ -183,112 +170,83 @@ class Roster:
                 await asyncio.sleep(POLL_S)
         finally:
             for seat in self._seats.values():
-                _stop(seat)
+                seat.stop()
 
     async def _refresh(self) -> None:
-        await self._read_registry()
+        await self._workers.read()
         self.look_again()
         with contextlib.suppress(IndexUnavailable):  # the registry says so
-            await self._orders.forget_unseen(r.worker for r in self._listed())
+            await self._orders.forget_unseen(r.worker for r in self._workers.records())
 
     def look_again(self) -> None:
         """Follow the lists and orders as they are known here now."""
-        self.take(self._orders.applied(self._listed()))
-
-    def _listed(self) -> list[WorkerRecord]:
-        return [*self._registered, *self._static()]
-
-    async def _read_registry(self) -> None:
-        try:
-            records = await self._registry.workers()
-            await self._orders.read()
-        except IndexUnavailable as error:
-            self._degraded.enter(
-                "registry",
-                f"the list of workers cannot be read ({error}); the last one stays in use",
-                "check that Redis runs and that PREFIXFLEET_REDIS_URL is right",
-            )
-            return
-        self._orders.say_refused(self._degraded)
-        self._empty_answers = 0 if records else self._empty_answers + 1
-        if self._registered and 0 < self._empty_answers < EMPTY_ANSWERS:
-            return  # all at once: rather the registry was emptied than every worker died
-        self._degraded.end("registry")
-        self._registered = records
-        if records:
-            self._whole_s = min(self._whole_s, self._clock() + self._settling_s)
+        self.take(self._orders.applied(self._workers.records()))
 
     def take(self, records: list[WorkerRecord]) -> None:
         """Make the seats agree with ``records``: new and changed ones are examined."""
         listed = {record.worker: record for record in records}
-        for name in self._seats.keys() - listed.keys():
+        moved = gone = self._seats.keys() - listed.keys()
+        for name in gone:
             log.info("worker %s left", name)
-            _stop(self._seats.pop(name))
+            self._seats.pop(name).stop()
+            forget(name, self._degraded)
+            self._changed()
         for name, record in listed.items():
             seat = self._seats.get(name)
             if seat is None or _differs(seat.record, record):
                 self._seat(record, seat)
-            elif seat.record.state != record.state:
-                self._change_state(seat, record)
+                moved = moved | {name}
+            elif seat.record != record:
+                self._change(seat, record)
+        if moved:
+            say_claims(self._seats.values(), self._degraded)
 
-    def _seat(self, record: WorkerRecord, before: _Seat | None) -> None:
+    def _seat(self, record: WorkerRecord, before: Seat | None) -> None:
         if before:
             log.info("worker %s changed its record", record.worker)
-            _stop(before)
-        seat = self._seats[record.worker] = _Seat(record)
+            before.stop()
+        adapters = bounded(record.worker, registered(record), self._degraded)
+        seat = self._seats[record.worker] = Seat(record, adapters)
+        self._changed()
         self._start_examination(seat)
 
-    def _change_state(self, seat: _Seat, record: WorkerRecord) -> None:
-        log.info("worker %s is %s", record.worker, record.state)
-        seat.record = record
-        if seat.state in EXAMINED:
-            self._settle(seat)
+    def _change(self, seat: Seat, record: WorkerRecord) -> None:
+        """Its state, or its adapters, or both."""
+        before, seat.record = seat.record, record
+        if before.state != record.state:
+            log.info("worker %s is %s", record.worker, record.state)
+            if seat.state in EXAMINED:
+                self._settle(seat)
+        if before.adapters != record.adapters:
+            self._adapt(seat, registered(record))
 
-    def _settle(self, seat: _Seat) -> None:
+    def _settle(self, seat: Seat) -> None:
         """An examined worker is what its record says."""
         seat.state, seat.reason = seat.record.state, ""
+        self._changed()
         if seat.state == "ready":
-            self._served[seat.record.worker] = seat.record.model
+            self._served[seat.record.worker] = models_of([seat])
             self._arrival.set()
             self._arrival = asyncio.Event()
 
-    def _start_examination(self, seat: _Seat) -> None:
-        _stop(seat)
-        seat.examination = asyncio.create_task(self._examine_until_settled(seat))
+    def _start_examination(self, seat: Seat) -> None:
+        self._examiner.start(seat, self._passed, self._refuse)
 
-    async def _examine_until_settled(self, seat: _Seat) -> None:
-        retry_s = FIRST_RETRY_S
-        while True:
-            try:
-                async with self._slots:
-                    seat.worker = await self._examine(seat.record)
-            except WorkerSilent as error:
-                seat.reason = str(error)
-            except (ParityFailed, ConfigError) as error:
-                seat.state, seat.reason, seat.worker = "refused", str(error), None
-                log.error("worker %s is refused: %s", seat.record.worker, error)
-                return
-            except Exception as error:  # the top of a task: its fault must be seen
-                reason = f"the router failed to examine it: {type(error).__name__}: {error}"
-                seat.state, seat.reason, seat.worker = "refused", reason, None
-                log.exception("worker %s is refused: a fault of the router", seat.record.worker)
-                return
-            else:
-                if any(other.state == "ready" for other in self._seats.values()):
-                    self._joined(seat.record.worker)
-                self._settle(seat)
-                log.info("worker %s is %s", seat.record.worker, seat.state)
-                return
-            await asyncio.sleep(retry_s)
-            retry_s = min(2 * retry_s, LAST_RETRY_S)
+    def _passed(self, seat: Seat, worker: Worker, adapters: Adapters | None) -> None:
+        if any(other.state == "ready" for other in self._seats.values()):
+            self._joined(worker.name)
+        seat.settle(worker)
+        self._settle(seat)
+        if adapters is not None:
+            self._adapt(seat, adapters)
+        log.info("worker %s is %s", worker.name, seat.state)
+
+    def _refuse(self, seat: Seat, reason: str) -> None:
+        seat.state, seat.reason = "refused", reason
+        seat.settle(None)
+        self._changed()
 
 
 def _differs(before: WorkerRecord, after: WorkerRecord) -> bool:
     """Whether anything changed that the examination depends on."""
-    return replace(before, state="") != replace(after, state="")
-
-
-def _stop(seat: _Seat) -> None:
-    if seat.examination:
-        seat.examination.cancel()
-        seat.examination = None
+    return replace(before, state="", adapters={}) != replace(after, state="", adapters={})

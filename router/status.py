@@ -70,6 +70,10 @@ def _workers(router: Router) -> list[dict[str, Any]]:
             "block_bytes": standing.record.block_bytes,
             "load": structs.asdict(router.book.load(standing.record.worker)),
             "prefill": _learned(router.dispatcher.speeds.of(standing.record)),
+            "adapters": {
+                name: "by load" if lora is None else "by prefix"
+                for name, lora in sorted(standing.adapters.items())
+            },
         }
         | ({"events": events[standing.record.worker]} if standing.record.worker in events else {})
         for standing in sorted(router.roster.standings(), key=lambda s: s.record.worker)

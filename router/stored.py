@@ -18,6 +18,7 @@ from prefixfleet.router.errors import (
     ResponseNotFound,
     ResponseUnavailable,
 )
+from prefixfleet.router.examiner import LAST_RETRY_S
 from prefixfleet.router.first_token import FirstToken
 from prefixfleet.router.for_worker import lines_for_worker
 from prefixfleet.router.headers import OURS, REQUEST_ID, AnswerHeaders
@@ -25,7 +26,7 @@ from prefixfleet.router.keys import Key
 from prefixfleet.router.overheard import Hearer, overheard
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.response_ids import Ear
-from prefixfleet.router.roster import EXAMINED, LAST_RETRY_S
+from prefixfleet.router.roster import EXAMINED
 from prefixfleet.router.upstream import Answer, WorkerLost, ask
 from prefixfleet.router.watch import Passage
 from prefixfleet.router.worker import Worker
@@ -96,13 +97,14 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
     if previous is None:  # of another type: the engine says so
         return None
     worker = await _keeper(router, key, previous, _GO_ON)
-    if worker.record.model != model:
+    serving = router.roster.serving(worker.name, model)
+    if serving is None:
         raise PreviousNotFound(
             f"{_named(previous)} not found for the model {model!r:.80}: it is of "
             f"{worker.record.model!r}.",
             param=PREVIOUS,
         )
-    return worker
+    return serving
 
 
 def keeper_failed(worker: Worker, reason: str) -> ResponseUnavailable:

@@ -176,10 +176,18 @@ class Passage(Struct, frozen=True, kw_only=True):
         """The engine's hash of the first block, beside ours: parity, checked on live traffic."""
         if head and dispatched.chain and head != dispatched.chain[0].hex():
             self.router.metrics.drift.labels(self.route.name).inc()
+            worker, adapter = dispatched.worker.name, dispatched.worker.adapter
+            if adapter:
+                self.router.degraded.enter(
+                    f"drift of adapter {adapter!r:.80}",
+                    f"worker {worker} has other files of it than it says: they match nothing",
+                    "load changed files from a new folder, or start the engine again",
+                )
+                return
             self.router.degraded.enter(
                 f"drift of {self.route.name}",
-                f"worker {dispatched.worker.name} hashes prompts of this route otherwise than "
-                "this router: they match nothing",
+                f"worker {worker} hashes prompts of this route otherwise than this router: they "
+                "match nothing",
                 "report the request's form; other routes are not affected",
             )
 

@@ -33,8 +33,9 @@ EngineHash = int | bytes
 class BlocksStored:
     """New full blocks, each following the one before, the first one following ``parent``.
 
-    ``salt`` is the tenant's, which an engine mixes into the first block of a prompt. ``scoped``
-    says that a LoRA or an image is part of the hashes: tokens and salt do not name such blocks.
+    ``salt`` is the tenant's, which an engine mixes into the first block of a prompt; ``lora`` the
+    name of the adapter, which it mixes into all. ``scoped`` says that something else is part of the
+    hashes, as an image: tokens, salt and adapter do not name such blocks.
     """
 
     hashes: tuple[EngineHash, ...]
@@ -45,6 +46,7 @@ class BlocksStored:
     group: int
     salt: str
     scoped: bool
+    lora: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +168,8 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         raise ProtocolError("engine events: BlockStored without token_ids or block_size")
     if parent is not None and not isinstance(parent, int | bytes):
         raise ProtocolError(f"engine events: parent_block_hash is {reprlib.repr(parent):.40}")
-    salt, others = _salt(fields, is_first=parent is None)
+    lora = _lora(fields)
+    salt, others = _salt(fields, lora, is_first=parent is None)
     return BlocksStored(
         hashes=hashes,
         parent=parent,
@@ -175,18 +178,30 @@ def _stored(fields: dict[str, Any]) -> BlocksStored:
         medium=_medium(fields),
         group=_group(fields),
         salt=salt,
-        scoped=others or _is_set(fields.get("lora_id")) or _is_set(fields.get("lora_name")),
+        scoped=others or (not lora and _is_set(fields.get("lora_id"))),
+        lora=lora,
     )
 
 
-def _salt(fields: dict[str, Any], *, is_first: bool) -> tuple[str, bool]:
+def _lora(fields: dict[str, Any]) -> str:
+    """Name of the adapter in the hashes; empty without one, or for one without a name."""
+    name = fields.get("lora_name")
+    return name if isinstance(name, str) else ""
+
+
+def _salt(fields: dict[str, Any], lora: str, *, is_first: bool) -> tuple[str, bool]:
     """The salt in the hash of a prompt's first block, and whether anything else is in the hashes.
 
-    SGLang names it. vLLM puts it among the first block's extra keys, a list a block, without a
-    tag: one text there is the salt, since images come with their positions.
+    An adapter's name leads the keys of each of its blocks. SGLang names the salt. vLLM puts it
+    among the first block's extra keys, a list a block, without a tag: one text there is the salt,
+    since images come with their positions.
     """
     extra = fields.get("extra_keys")
     keys = [_listed(key) for key in extra] if isinstance(extra, list) else []
+    if lora:
+        if not all(key[:1] == [lora] for key in keys):
+            return "", True
+        keys = [key[1:] for key in keys]
     named = fields.get("cache_salt")
     if isinstance(named, str) and named:
         return named, any(key not in ([], [named]) for key in keys)

@@ -55,14 +55,22 @@ def joined(first: Change, then: Change) -> Change:
 class EngineMirror:
     """One engine's own cache. Owned by whoever follows that engine's events.
 
-    ``root_of`` gives the chain's root for a salt, "" for none. Blocks with a LoRA or an image are
-    not named by their tokens, are not followed, and are counted in ``unfollowed``. Copies beyond
+    ``root_of`` gives the chain's root for a salt, "" for none; ``adapter_root`` for a LoRA's name
+    and a salt. Blocks with an image, or with a LoRA and no ``adapter_root``, are not named by
+    their tokens, are not followed, and are counted in ``unfollowed``. Copies beyond
     `MAX_COPIES` are not believed and counted in ``refused``. ``is_full`` from then on, until half
     of that is free: what leaves makes room at once, but what was refused stays unknown.
     """
 
-    def __init__(self, root_of: Callable[[str], BlockHash], block_tokens: int, key: bytes) -> None:
+    def __init__(
+        self,
+        root_of: Callable[[str], BlockHash],
+        block_tokens: int,
+        key: bytes,
+        adapter_root: Callable[[str, str], BlockHash] | None = None,
+    ) -> None:
         self._root_of = root_of
+        self._adapter_root = adapter_root
         self._block_tokens = block_tokens
         self._key = key
         self.expected: int | None = None  # next sequence; None before the first batch
@@ -167,7 +175,7 @@ class EngineMirror:
         self._places[block] = (head if position % SEGMENT_BLOCKS else block, position)
 
     def _hashes_of(self, event: BlocksStored) -> Sequence[BlockHash]:
-        parent = self._root_of(event.salt) if event.parent is None else self._ours.get(event.parent)
+        parent = self._root(event) if event.parent is None else self._ours.get(event.parent)
         whole = len(event.token_ids) == len(event.hashes) * event.block_tokens
         ours = event.block_tokens == self._block_tokens
         self.other_block_tokens = 0 if ours else event.block_tokens
@@ -175,6 +183,11 @@ class EngineMirror:
             self.unfollowed += len(event.hashes)
             return ()
         return extend_chain(parent, event.token_ids, self._block_tokens, self._key)
+
+    def _root(self, event: BlocksStored) -> BlockHash | None:
+        if not event.lora:
+            return self._root_of(event.salt)
+        return self._adapter_root(event.lora, event.salt) if self._adapter_root else None
 
     def _remove(self, event: BlocksRemoved) -> set[BlockHash]:
         gone = set()

@@ -71,8 +71,9 @@ def is_of_era(namespace: Namespace) -> bool:
 class Scope:
     """What of one request, besides its tokens, changes its KV bytes or who may share them.
 
-    ``lora`` is the digest of the adapter's content, not its name or path; ``salt`` isolates a
-    tenant. Both empty: the blocks are shared by everybody in the namespace.
+    ``lora`` is the digest of the adapter's content, not its name or path (of plain engines, whose
+    bytes are never exchanged, its name); ``salt`` isolates a tenant. Both empty: the blocks are
+    shared by everybody in the namespace.
     """
 
     lora: str = ""

@@ -84,7 +84,9 @@ class WorkerRecord(_Record):
     ``block_bytes`` is the size of one block on the wire, all shards. ``prefill_tokens_per_s``
     was measured by the worker itself when it started. ``state`` is "ready",
     "draining" (as an operator ordered, until that is taken back) or "leaving" (it ends soon, and
-    maybe another takes its place).
+    maybe another takes its place). ``adapters`` are the LoRA adapters that the engine serves as
+    models of their own: names to digests of their content, as its connector makes them; empty
+    where it cannot be told.
     """
 
     worker: str
@@ -98,6 +100,7 @@ class WorkerRecord(_Record):
     prefill_tokens_per_s: Rate
     state: str = "ready"
     rollout: Count = 0  # number of the update whose settings it was started with
+    adapters: dict[str, str] = field(default_factory=dict)
 
     def identity(self) -> Namespace:
         """The namespace, checked. Raises `ConfigError`."""

@@ -66,10 +66,11 @@ def test_an_adapter_called_like_a_salt_stays_different(start, tmp_path):
 
 def test_an_adapter_whose_weights_cannot_be_told_is_not_cached(start, tmp_path):
     in_place = adapter(tmp_path / "one", load_inplace=True)
+    in_3d = adapter(tmp_path / "two", number=2, is_3d_lora_weight=True)
     nowhere = adapter(tmp_path / "gone")
     nowhere.lora_path = "somebody/on-a-hub"
 
-    for lora in (in_place, nowhere):
+    for lora in (in_place, in_3d, nowhere):
         answer(start(), "a", PROMPT, lora_request=lora)
         assert loaded(start, lora_request=lora) == 0
 
@@ -138,7 +139,9 @@ def test_prompts_whose_log_probabilities_are_wanted_are_computed_and_still_kept(
     assert loaded(start) == 5
 
 
-def namespace_of(folder, *, weights=b"weights", changes=None, caches=None, kernel="rig", ranks=1):
+def namespace_of(
+    folder, *, weights=b"weights", changes=None, caches=None, kernel="rig", ranks=1, lora=None
+):
     from prefixfleet.cluster.connector_identity import read_namespace
     from prefixfleet.kernels.paged import PagedLayout
 
@@ -147,12 +150,39 @@ def namespace_of(folder, *, weights=b"weights", changes=None, caches=None, kerne
         path = model / "config.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     config = engine_config(model, folder / "s", ranks=ranks)
+    config.lora_config = lora_config(config, **lora) if lora is not None else None
     caches = caches or caches_of(4)
     config.compilation_config.static_forward_context = dict.fromkeys(
         caches, SimpleNamespace(isa=kernel)
     )
     layout = PagedLayout.from_tensors(caches)
     return read_namespace(config, kv_config(4), caches, layout, folder / "cache")
+
+
+def lora_config(config, **options):
+    from vllm.config.lora import LoRAConfig
+
+    made = LoRAConfig(**options)
+    made.verify_with_model_config(config.model_config)
+    return made
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target_modules": ["q_proj"]},
+        {"lora_dtype": "bfloat16"},
+        {"enable_tower_connector_lora": True},
+        {"enable_moe_shared_loras": True},
+    ],
+)
+def test_another_way_to_apply_adapters_is_another_identity(tmp_path, options):
+    """The same files of an adapter make other KV then, and their digest would not tell."""
+    usual = namespace_of(tmp_path / "a", lora={})
+
+    assert namespace_of(tmp_path / "b", lora=options).model != usual.model
+    assert namespace_of(tmp_path / "c", lora={"max_loras": 4, "max_lora_rank": 64}) == usual
+    assert namespace_of(tmp_path / "d") == usual
 
 
 @pytest.mark.parametrize(

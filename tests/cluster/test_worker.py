@@ -89,6 +89,31 @@ async def test_an_engine_that_serves_is_announced_with_what_routers_need(start, 
         assert response.status == 200
 
 
+async def test_an_adapter_that_is_loaded_while_the_engine_serves_is_announced(
+    start, model, node, registry, monkeypatch
+):
+    monkeypatch.setattr("prefixfleet.cluster.worker_adapters.LOOK_S", 0.05)
+    worker, _ = start("adapts")
+    assert (await asyncio.wait_for(worker.ready, 30)).adapters == {}
+
+    weights = model / "adapter_model.safetensors"
+    weights.write_bytes(b"weights")
+
+    async def adapters():
+        return [set(record.adapters) for record in await registry.workers()]
+
+    async def has_it():
+        return await adapters() == [{"an adapter"}]
+
+    async def has_none():
+        return await adapters() == [set()]
+
+    await until(has_it)
+    weights.unlink()
+    await until(has_none)
+    assert worker.starts == 1
+
+
 async def test_a_stopped_worker_is_withdrawn_and_its_engine_ends(start, node, registry):
     worker, task = start()
     record = await asyncio.wait_for(worker.ready, 30)

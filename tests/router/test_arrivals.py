@@ -143,7 +143,7 @@ async def test_the_successor_of_a_worker_that_leaves_serves_who_waits(rig):
     engine, successor = await rig.engine("a"), await rig.engine("b")
     router = await rig.start(engine, worker_wait_s=LONG_S)
     await until(lambda: router.roster.is_ready("a"))
-    router.roster._whole_s = 0.0
+    router.roster._workers._whole_s = 0.0
     router.roster.take([engine.record(state="leaving")])
 
     asked = await post_once_waiting(rig)

@@ -187,6 +187,7 @@ async def test_status_says_what_there_is(rig):
         "load": status["workers"][0]["load"],
         "block_tokens": NAMESPACE.block_tokens,
         "block_bytes": engine.record().block_bytes,
+        "adapters": {},
         "prefill": status["workers"][0]["prefill"],
     }
     assert status["workers"][0]["prefill"].keys() >= {"step_s", "s_per_thousand", "samples"}

@@ -413,6 +413,19 @@ async def test_of_another_model(rig):
     assert "it is of 'big'" in told["error"]["message"]
 
 
+async def test_of_an_adapter(rig):
+    """Its engine goes on with it, as that adapter; not as one that it lacks."""
+    engine = await rig.engine("a", behave=storing, adapters={"sql": "0a" * 16})
+    await rig.start(engine)
+    _, _, made = await create(rig, model="sql")
+
+    status, _, _ = await create(rig, model="sql", previous_response_id=made["id"])
+    other, _, told = await create(rig, model="law", previous_response_id=made["id"])
+
+    assert (status, engine.seen[-1]["model"]) == (200, "sql")
+    assert (other, told["error"]["code"]) == (404, "previous_response_not_found")
+
+
 async def test_without_redis_a_router_serves_what_it_knows(rig):
     engines = await fleet(rig)
     other = await replica(rig, engines)

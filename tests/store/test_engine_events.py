@@ -205,6 +205,7 @@ def shortened(fields):
         {"lora_id": 1},
         {"lora_name": "a"},
         {"lora_name": "a", "extra_keys": [["a", "tenant"], ["a"], ["a"]]},
+        {"lora_name": 7, "lora_id": 1},
         {"extra_keys": [[["an image", 0]], None, None]},
         {"extra_keys": [["tenant", "and more"], None, None]},
         {"extra_keys": [["tenant"], ["in a later block"], None]},
@@ -217,6 +218,52 @@ def test_blocks_with_lora_or_image_are_counted_and_not_followed(mirror, scope):
     _, change = follow(mirror, stored(**scope))
 
     assert change == Change()
+    assert mirror.unfollowed == 3
+
+
+def adapter_root(name, salt):
+    return (b"lora" + f"{name}/{salt}".encode()).ljust(16, b"\0")
+
+
+@pytest.mark.parametrize(
+    ("salt", "keys"),
+    [
+        ("", None),
+        ("", [["a"], ["a"], ["a"]]),
+        ("tenant", [["a", "tenant"], ["a"], ["a"]]),
+        ("a", [["a", "a"], ["a"], ["a"]]),
+    ],
+)
+def test_an_adapters_blocks_have_a_root_of_their_own(salt, keys):
+    """vLLM names the adapter with each block, before the salt, and neither with what it is."""
+    mirror = EngineMirror(root_of, BLOCK, KEY, adapter_root)
+    first, rest = stored(NAMES[:1], TOKENS[:4]), stored(NAMES[1:], TOKENS[4:], parent=NAMES[0])
+    keys = keys or [None] * 3
+    scope = {"lora_name": "a", "lora_id": 1}
+
+    follow(
+        mirror,
+        first | scope | {"extra_keys": keys[:1] if keys[0] else None},
+        rest | scope | {"extra_keys": keys[1:] if keys[0] else None},
+    )
+
+    assert mirror.held == set(extend_chain(adapter_root("a", salt), TOKENS, BLOCK, KEY))
+
+
+@pytest.mark.parametrize(
+    "scope",
+    [
+        {"lora_id": 1},
+        {"lora_name": "a", "extra_keys": [["b"], ["b"], ["b"]]},
+        {"lora_name": "a", "extra_keys": [["a"], None, ["a"]]},
+        {"lora_name": "a", "extra_keys": [["a", ["an image", 0]], ["a"], ["a"]]},
+        {"lora_name": "a", "extra_keys": [["a"], ["a", "in a later block"], ["a"]]},
+    ],
+)
+def test_an_adapters_blocks_with_more_in_their_hashes_are_not_followed(scope):
+    mirror = EngineMirror(root_of, BLOCK, KEY, adapter_root)
+
+    assert follow(mirror, stored(**scope))[1] == Change()
     assert mirror.unfollowed == 3
 
 

@@ -32,6 +32,7 @@ from prefixfleet.router.outcome import read_outcome
 from prefixfleet.router.settings import RouterSettings
 from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.traces import parse_trace
+from prefixfleet.store.adapters import adapters_in
 from prefixfleet.store.engine_events import decode_batch
 from prefixfleet.store.engine_mirror import EngineMirror
 from prefixfleet.store.errors import ConfigError, CorruptBlock, PeerRefused, ProtocolError
@@ -137,8 +138,12 @@ def _signature(data: bytes) -> None:
     open_prefetch(b"body", data.decode("utf-8", "surrogateescape"), KEY)
 
 
+def _root(*scope: str) -> bytes:
+    return "/".join(scope).encode()[:16].ljust(16)
+
+
 def _engine_events(data: bytes) -> None:
-    mirror = EngineMirror(lambda salt: salt.encode()[:16].ljust(16), 2, KEY)
+    mirror = EngineMirror(_root, 2, KEY, _root)
     for piece in slices(decode_batch([b"topic", b"\0" * 8, data]).events):
         mirror.more(piece)
 
@@ -277,6 +282,13 @@ _WORKER = WorkerRecord(
     prefill_tokens_per_s=1.0,
 )
 _LEASE = messages.Lease(b"n" * 16, 1, 200, 1, b"h" * 32, 5.0)
+_MODELS = {
+    "object": "list",
+    "data": [
+        {"id": "base", "root": "/models/base", "parent": None, "max_model_len": 2048},
+        {"id": "sql", "object": "model", "root": "/adapters/sql", "parent": "base"},
+    ],
+}
 _POLLED = [
     {"event_id": 0, "window_size": 8, "data": {"type": "created"}},
     {
@@ -380,6 +392,7 @@ TARGETS = {
             ),
         ),
         Target("polled-events", _polled_events, (ProtocolError,), (json.dumps(_POLLED).encode(),)),
+        Target("model-list", adapters_in, (ProtocolError,), (json.dumps(_MODELS).encode(),)),
         Target("trace", _trace, (ConfigError,), (_LINES,)),
         Target(
             "environment",

@@ -121,13 +121,14 @@ class Rig:
         http: str = "",
         links: dict[str, Any] | None = None,
         salt: str = "",
+        lora: str = "",
     ) -> None:
         """``engine``'s node joins the index and publishes the prefix of ``token_ids``."""
         node = engine.record().node
         record = NodeRecord(node=node, host="h", http=http, stats={"links": links or {}})
         member = await self.index.join(record)
         self.members[node] = member
-        chain = chain_of(token_ids, salt)
+        chain = chain_of(token_ids, salt, lora)
         if chain:
             segments: dict[bytes, list[bytes]] = {}
             for head, block in zip(segment_heads(chain), chain, strict=True):
@@ -146,7 +147,8 @@ class Rig:
             return response.status, response.headers, await response.json()
 
 
-def chain_of(token_ids: Sequence[int], salt: str = "") -> list[bytes]:
+def chain_of(token_ids: Sequence[int], salt: str = "", lora: str = "") -> list[bytes]:
     """The chain that an engine of the fake fleet computes."""
     prompt = Prompt(rendered=Rendered(token_ids), tokens=len(token_ids), salt=salt)
-    return prefix_chain(prompt, NAMESPACE.digest(SECRET), NAMESPACE.block_tokens, hash_key(SECRET))
+    namespace, key = NAMESPACE.digest(SECRET), hash_key(SECRET)
+    return prefix_chain(prompt, namespace, NAMESPACE.block_tokens, key, lora)

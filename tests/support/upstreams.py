@@ -68,6 +68,7 @@ class FakeEngine:
     prefill_tokens_per_s: float = 1_000.0
     plain: bool = False  # runs without our connector: no outcome, no plan
     tokenizes: bool = True  # has a route that tells the tokens of a text
+    adapters: dict[str, str] = field(default_factory=dict)  # digests by name
     behave: Behaviour | None = None
     read: Behaviour | None = None  # answers who reads or cancels a stored response
     probe: Behaviour | None = None  # answers the one-token probes of the parity check
@@ -95,6 +96,7 @@ class FakeEngine:
             "block_bytes": 1_000,
             "max_model_tokens": 100_000,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,
+            "adapters": self.adapters,
         }
         return WorkerRecord(**fields | changes)
 
@@ -104,6 +106,7 @@ class FakeEngine:
         app = web.Application(client_max_size=64 << 20)
         if self.tokenizes:
             app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/v1/models", self._models)
         for path in READERS:
             app.router.add_post(path, self._prompt)
         app.router.add_get("/v1/responses/{id:[^/]+}", self._read)
@@ -138,6 +141,15 @@ class FakeEngine:
         if prompt.blind:
             return web.json_response({"error": {"message": prompt.blind}}, status=400)
         return web.json_response({"tokens": list(prompt.token_ids), "count": prompt.tokens})
+
+    async def _models(self, request: web.Request) -> web.Response:
+        """As vLLM 0.32 lists them."""
+        cards = [{"id": self.model, "object": "model", "root": str(self.folder), "parent": None}]
+        cards += [
+            {"id": name, "object": "model", "root": f"/adapters/{name}", "parent": self.model}
+            for name in self.adapters
+        ]
+        return web.json_response({"object": "list", "data": cards})
 
     async def _read(self, request: web.Request) -> web.StreamResponse:
         self.paths.append(request.path_qs)
@@ -181,6 +193,7 @@ class FakeEngine:
             self.namespace.digest(self.secret),
             self.namespace.block_tokens,
             hash_key(self.secret),
+            self.adapters.get(asked["model"], ""),
         )
         plan = (asked.get("kv_transfer_params") or {}).get("prefixfleet", {})
         return Outcome(

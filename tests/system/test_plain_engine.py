@@ -8,6 +8,7 @@ import pytest
 from engines import Engine
 from eventually import until
 from router_rig import Rig
+from tiny_adapter import write_adapter
 
 from prefixfleet.cluster.engine_command import BLOCK_TOKENS
 from prefixfleet.cluster.model import default_cache_dir, demo_model
@@ -42,7 +43,9 @@ def plain_engine(tmp_path_factory, model):
         events, replay = (f"tcp://*:{held.getsockname()[1]}" for held in (one, two))
     config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": events}
     config["replay_endpoint"] = replay
-    engine = Engine(settings, ["--kv-events-config", json.dumps(config)], plain=True)
+    adapter = write_adapter(folder / "sql", model, seed=1)
+    options = ["--kv-events-config", json.dumps(config), "--enable-lora", "--max-lora-rank", "8"]
+    engine = Engine(settings, [*options, "--lora-modules", f"sql={adapter}"], plain=True)
     try:
         yield engine, *(at.replace("*", "127.0.0.1") for at in (events, replay))
     finally:
@@ -59,8 +62,8 @@ async def test_its_events_lead_prompts_to_it_and_name_every_block(
 
         (node,) = (entry.node for entry in router.entries().values())
 
-        async def ask(salt=""):
-            body = {"model": "model", "prompt": WORDS, "max_tokens": 4, "temperature": 0}
+        async def ask(salt="", model="model"):
+            body = {"model": model, "prompt": WORDS, "max_tokens": 4, "temperature": 0}
             salted = {"cache_salt": salt} if salt else {}
             status, headers, answer = await rig.post(**body | salted)
             assert status == 200, answer
@@ -83,6 +86,13 @@ async def test_its_events_lead_prompts_to_it_and_name_every_block(
         router.view._assumed.drop(node)
         hit, cached, _ = await ask("a tenant's own")
         assert hit == cached > 0
+
+        for number, salt in enumerate(("", "a tenant's own")):  # an adapter's are its own too
+            assert (await ask(salt, "sql"))[:2] == (0, 0)
+            await until(lambda times=3 + number: len(router.engines.view) >= times * blocks)
+            router.view._assumed.drop(node)
+            hit, cached, _ = await ask(salt, "sql")
+            assert hit == cached > 0
         (numbers,) = router.engines.numbers().values()
         assert numbers["whole"]
         assert router.degraded.modes() == []

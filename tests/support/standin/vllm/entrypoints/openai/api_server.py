@@ -1,6 +1,7 @@
 """A server with the start, /health, /metrics and completions of vLLM's, and deaths on demand.
 
-A request to /hold is in flight until there was one to /let-go.
+A request to /hold is in flight until there was one to /let-go. With STANDIN=adapts it serves the
+folder of its --model as an adapter too, as long as that has weights.
 """
 
 import json
@@ -8,6 +9,7 @@ import os
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 METRICS = """# TYPE vllm:num_requests_running gauge
 vllm:num_requests_running{{engine="0"}} {running}
@@ -16,6 +18,12 @@ vllm:num_requests_waiting{{engine="0"}} 0.0
 """
 held = threading.Event()
 let_go = threading.Event()
+
+
+def adapters() -> list[dict[str, str]]:
+    folder = Path(sys.argv[sys.argv.index("--model") + 1])
+    loaded = os.environ["STANDIN"] == "adapts" and any(folder.glob("*.safetensors"))
+    return [{"id": "an adapter", "root": str(folder), "parent": "base"}] if loaded else []
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -28,6 +36,9 @@ class Handler(BaseHTTPRequestHandler):
             held.clear()
         if self.path == "/let-go":
             let_go.set()
+        if self.path == "/v1/models":
+            self._send(200, {"data": adapters()})
+            return
         self._send(200, METRICS.format(running=float(held.is_set())))
 
     def do_POST(self) -> None:

@@ -9,8 +9,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
@@ -26,6 +25,7 @@ from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.departed import Departed
 from prefixfleet.router.dispatch import Dispatcher
 from prefixfleet.router.engine_feed import EngineFeed
+from prefixfleet.router.examination import Examination
 from prefixfleet.router.exchange import Board, Exchange
 from prefixfleet.router.feed import Feed
 from prefixfleet.router.health import HealthChecks
@@ -36,7 +36,6 @@ from prefixfleet.router.keys import Key, Keys, tenant_salt
 from prefixfleet.router.limits import Limits
 from prefixfleet.router.metrics import Metrics
 from prefixfleet.router.orders import Orders, OrderStore
-from prefixfleet.router.parity import check_counts, check_parity, check_tokens, measure_prefill
 from prefixfleet.router.policy_choice import OURS, POLICIES
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.roster import Roster
@@ -45,19 +44,16 @@ from prefixfleet.router.silence import watch_silence
 from prefixfleet.router.static_workers import StaticWorker, StaticWorkers
 from prefixfleet.router.tls import Tls
 from prefixfleet.router.token_times import TokenTimes
-from prefixfleet.router.tokens import Tokens, load_tokens
 from prefixfleet.router.tracing import Tracing
 from prefixfleet.router.traffic import Traffic
 from prefixfleet.router.turns import Slos, Turns
 from prefixfleet.router.view import View
 from prefixfleet.router.wishes import Wishes
-from prefixfleet.router.worker import Worker
 from prefixfleet.router.worker_list import Registry, WorkerList
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.index import PrefixIndex
 from prefixfleet.store.namespace import hash_key
 from prefixfleet.store.poll_rights import PollRights
-from prefixfleet.store.records import WorkerRecord
 
 HIT_RATIOS_KEPT = 2_000
 RELOAD_S = 1.0
@@ -120,7 +116,9 @@ class Router:
             settings.worker_wait_s,
         )
         self.roster = Roster(
-            self._examine,
+            Examination(
+                fleet.secret, settings.tokenizer_path, self.entries, lambda: self.session
+            ).examine,
             lambda worker: listed(worker, self.session),
             workers,
             self.orders,
@@ -128,12 +126,11 @@ class Router:
             self.traffic.joined,
         )
         self.keepers = Keepers(fleet.responses, fleet.secret, self.degraded, clock)
-        self._key = hash_key(fleet.secret)
         self.dispatcher = Dispatcher(
             self.view,
             self.book,
             lambda: self.feed.records,
-            self._key,
+            hash_key(fleet.secret),
             clock,
             engines=self.engines.view,
             pullable=self.p2p_addresses,
@@ -169,7 +166,6 @@ class Router:
         self._board = fleet.loads
         own = secrets.token_hex(8)
         self._ids = (f"{own}{number:012x}" for number in itertools.count())
-        self._tokens: dict[Path, Tokens] = {}
         self.tracing = Tracing(settings.otlp_endpoint)
         self.pool = Pool(
             connect_timeout_s=settings.connect_timeout_s,
@@ -277,31 +273,6 @@ class Router:
         while True:
             self.reload()
             await asyncio.sleep(RELOAD_S)
-
-    async def _examine(self, record: WorkerRecord) -> Worker:
-        namespace = record.identity()
-        folder = self.settings.tokenizer_path or Path(record.model_path)
-        tokens = self._tokens.get(folder)
-        if tokens is None:
-            tokens = await asyncio.to_thread(load_tokens, folder)
-            self._tokens[folder] = tokens
-        entry = self.entries().get(record.worker)
-        worker = Worker(
-            record,
-            tokens,
-            namespace.digest(self._secret),
-            namespace.block_tokens,
-            static=entry is not None,
-        )
-        if entry is None:
-            await check_parity(worker, self._key, self.session)
-            return worker
-        if entry.engine == "trtllm":
-            await check_counts(worker, self.session)
-        else:
-            await check_tokens(worker, self.session, chats=entry.engine == "vllm")
-        speed = record.prefill_tokens_per_s or await measure_prefill(worker, self.session)
-        return replace(worker, record=replace(record, prefill_tokens_per_s=speed))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

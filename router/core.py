@@ -115,10 +115,11 @@ class Router:
             clock,
             settings.worker_wait_s,
         )
+        self.examination = Examination(
+            fleet.secret, settings.tokenizer_path, self.entries, lambda: self.session
+        )
         self.roster = Roster(
-            Examination(
-                fleet.secret, settings.tokenizer_path, self.entries, lambda: self.session
-            ).examine,
+            lambda record: self.examination.examine(record),
             lambda worker: listed(worker, self.session),
             workers,
             self.orders,

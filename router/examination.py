@@ -39,7 +39,7 @@ class Examination:
         namespace, entry = record.identity(), self._static().get(record.worker)
         worker = Worker(
             record,
-            await self._tokens_of(record),
+            await self.tokens_of(record),
             namespace.digest(self._secret),
             namespace.block_tokens,
             static=entry is not None,
@@ -58,7 +58,8 @@ class Examination:
         speed = record.prefill_tokens_per_s or await measure_prefill(worker, session)
         return replace(worker, record=replace(record, prefill_tokens_per_s=speed))
 
-    async def _tokens_of(self, record: WorkerRecord) -> Tokens:
+    async def tokens_of(self, record: WorkerRecord) -> Tokens:
+        """The tokenizer of its model. Raises `ConfigError`."""
         folder = self._tokenizer_path or Path(record.model_path)
         if folder not in self._tokens:
             self._tokens[folder] = await asyncio.to_thread(load_tokens, folder)

@@ -33,12 +33,12 @@ from eventually import until
 from prefixfleet.router.__main__ import app_runner
 from prefixfleet.router.connection import Connection
 from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.examination import Examination
 from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneServer
 from prefixfleet.router.logs import BlockHandler
 from prefixfleet.router.pool import Pool
 from prefixfleet.router.settings import RouterSettings
-from prefixfleet.router.tokens import load_tokens
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.records import WorkerRecord
@@ -102,12 +102,12 @@ class Listed:
         )
 
 
-class UnprovedRouter(Router):
-    """Believes its workers: they have no HTTP to be examined by."""
+class Belief(Examination):
+    """Believes workers: these have no HTTP to be examined by."""
 
-    async def _examine(self, record: WorkerRecord) -> Worker:
-        folder = Path(record.model_path)
-        tokens = self._tokens.setdefault(folder, load_tokens(folder))
+    async def examine(self, record: WorkerRecord) -> Worker:
+        """The worker, unasked."""
+        tokens = await self.tokens_of(record)
         return Worker(record, tokens, record.identity().digest(SECRET), NAMESPACE.block_tokens)
 
 
@@ -152,7 +152,9 @@ class Load:
 async def measure(folder: Path, blocks: int) -> dict[str, float]:
     """Microseconds a request, with the rate of garbage collection that Python has and with ours."""
     fleet = Fleet(MemoryIndex(), Listed(write_model(folder / "model")), SECRET)
-    async with UnprovedRouter(fleet, RouterSettings(port=0, health_interval_s=0)) as router:
+    router = Router(fleet, RouterSettings(port=0, health_interval_s=0))
+    router.examination = Belief(SECRET, None, dict, lambda: router.session)
+    async with router:
         router.pool = OnePool(connect_timeout_s=1.0, silence_timeout_s=60.0)
         await until(lambda: all(s.state == "ready" for s in router.roster.standings()))
         runner = app_runner(router)

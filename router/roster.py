@@ -187,9 +187,9 @@ class Roster:
         moved = gone = self._seats.keys() - listed.keys()
         for name in gone:
             log.info("worker %s left", name)
-            seat = self._seats.pop(name)
-            seat.stop()
-            forget(name, seat.adapters, self._degraded)
+            left = self._seats.pop(name)
+            left.stop()
+            forget(name, left.adapters, self._degraded)
             self._changed()
         for name, record in listed.items():
             seat = self._seats.get(name)

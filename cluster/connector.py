@@ -26,8 +26,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from prefixfleet.cluster.adapter_digests import AdapterDigests
 from prefixfleet.cluster.connector_identity import (
-    AdapterDigests,
     block_content,
     check_supported,
     own_events,

@@ -26,7 +26,6 @@ from prefixfleet.store.namespace import Namespace
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 ENGINE = "vllm"
@@ -143,36 +142,6 @@ def own_events(config: "VllmConfig") -> dict[str, str]:
     return {name: where.replace("://*:", "://127.0.0.1:") for name, where in found.items()}
 
 
-class AdapterDigests:
-    """Digests of LoRA adapters' contents, each read once. Owned by the scheduler half.
-
-    An engine keeps an adapter by its number, whatever its path says later; so does this.
-    """
-
-    def __init__(self, cache_dir: Path) -> None:
-        self._cache_dir = cache_dir
-        self._known: dict[int, tuple[str, str]] = {}
-
-    def __call__(self, lora: "LoRARequest") -> str:
-        """Raises `ConfigError` if it cannot be told which weights the engine uses."""
-        unclear = lora.load_inplace or lora.is_3d_lora_weight
-        if unclear or not Path(lora.lora_path).is_dir():
-            raise ConfigError(
-                f"adapter {lora.lora_name}: it is loaded in place, its weights are read as 3D, or "
-                f"{lora.lora_path!r} is no folder here"
-            )
-        if lora.lora_int_id not in self._known:
-            digest = weights_digest(Path(lora.lora_path), self._cache_dir)
-            self._known[lora.lora_int_id] = (lora.lora_path, digest)
-        path, digest = self._known[lora.lora_int_id]
-        if path != lora.lora_path:
-            raise ConfigError(
-                f"adapter {lora.lora_name}: number {lora.lora_int_id} was {path!r} before, now "
-                f"{lora.lora_path!r}"
-            )
-        return digest
-
-
 def _specs(spec: Any) -> list[type]:  # noqa: ANN401 - vLLM's
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return [type(inner) for inner in spec.kv_cache_specs.values()]
@@ -203,7 +172,9 @@ def _lora_ways(config: "VllmConfig") -> dict[str, str]:
     lora = config.lora_config
     if lora is None:
         return {}
-    ways = {name: str(value) for name in LORA_WAYS if (value := getattr(lora, name, None))}
+    set_to = {name: getattr(lora, name, None) for name in LORA_WAYS}
+    # an empty list of modules is set too: it applies none
+    ways = {name: str(value) for name, value in set_to.items() if value not in (None, False)}
     if lora.lora_dtype not in (None, "auto", config.model_config.dtype):
         ways["lora_dtype"] = str(lora.lora_dtype)
     return ways

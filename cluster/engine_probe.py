@@ -64,6 +64,25 @@ class EngineProbe:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ProtocolError(f"{url}: {type(error).__name__}: {error}") from error
 
+    async def greet(self, adapter: str) -> None:
+        """Ask ``adapter`` for a token: the engine's connector hears of an adapter with its first
+        request only, and shall see its files as they were loaded. Whatever the answer says.
+
+        Raises:
+            ProtocolError: there was none.
+        """
+        question = {"model": adapter, "prompt": "a", "max_tokens": 1}
+        try:
+            async with self._session.post(
+                f"{self._url}/v1/completions",
+                json=question,
+                timeout=aiohttp.ClientTimeout(total=HEALTH_S),
+            ) as response:
+                await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ProtocolError(f"{self._url}: adapter {adapter!r}: {what}") from error
+
     async def in_flight(self) -> int:
         """Requests that it computes or that wait in it; 0 if it does not answer: then none can end.
 

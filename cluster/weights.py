@@ -23,6 +23,15 @@ DIGEST_BYTES = 16
 MAX_READERS = 8
 
 
+State = list[tuple[str, int, int, int]]
+"""Of files: names, sizes, times. Equal as long as none of them was written or replaced."""
+
+
+def weights_state(source: Path) -> State:
+    """State of the files that `weights_digest` reads. Raises `ConfigError` if that is unknown."""
+    return _files_now(source)[1]
+
+
 def weights_digest(source: Path, cache_dir: Path) -> str:
     """Hex BLAKE2b over the names and contents of the weights and config files of ``source``.
 
@@ -32,11 +41,7 @@ def weights_digest(source: Path, cache_dir: Path) -> str:
     Raises:
         ConfigError: there is no weights file, or one cannot be read.
     """
-    try:
-        files = sorted(_weight_files(source))
-        state = [(path.name, *_stamp(path)) for path in files]
-    except OSError as error:
-        raise ConfigError(f"weights: {error}") from error
+    files, state = _files_now(source)
     if not any(path.suffix in WEIGHT_SUFFIXES for path in files):
         raise ConfigError(
             f"weights: no {'/'.join(sorted(WEIGHT_SUFFIXES))} file in {source}; "
@@ -44,6 +49,14 @@ def weights_digest(source: Path, cache_dir: Path) -> str:
         )
     kept = cache_dir / "weights" / f"{hashlib.sha256(bytes(source.resolve())).hexdigest()}.json"
     return _recall(kept, state) or _remember(kept, state, _digest(files))
+
+
+def _files_now(source: Path) -> tuple[list[Path], State]:
+    try:
+        files = sorted(_weight_files(source))
+        return files, [(path.name, *_stamp(path)) for path in files]
+    except OSError as error:
+        raise ConfigError(f"weights: {error}") from error
 
 
 def _weight_files(source: Path) -> Iterator[Path]:
@@ -74,7 +87,7 @@ def _file_digest(path: Path) -> bytes:
         return hashlib.file_digest(file, hashlib.blake2b).digest()
 
 
-def _recall(kept: Path, state: list[tuple[str, int, int, int]]) -> str | None:
+def _recall(kept: Path, state: State) -> str | None:
     try:
         known = json.loads(kept.read_bytes())
     except (OSError, ValueError):
@@ -85,7 +98,7 @@ def _recall(kept: Path, state: list[tuple[str, int, int, int]]) -> str | None:
     return digest if isinstance(digest, str) else None
 
 
-def _remember(kept: Path, state: list[tuple[str, int, int, int]], digest: str) -> str:
+def _remember(kept: Path, state: State, digest: str) -> str:
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as file:

@@ -92,7 +92,7 @@ class Worker:
         self.starts += 1
         async with self._engine(port) as child, aiohttp.ClientSession() as session:
             probe = EngineProbe(self._url, self._settings.model_name, session)
-            adapters = WorkerAdapters(probe.adapters, default_cache_dir())
+            adapters = WorkerAdapters(probe.adapters, probe.greet, default_cache_dir())
             record = await self._come_up(child, probe, adapters, session)
             if not self.ready.done():
                 self.ready.set_result(record)

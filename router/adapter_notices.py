@@ -1,5 +1,6 @@
 """What is wrong with the LoRA adapters that workers have, said as degraded modes."""
 
+import logging
 from collections.abc import Collection, Iterable
 
 from prefixfleet.router.adapters import Adapters
@@ -9,6 +10,8 @@ from prefixfleet.store.adapters import MAX_ADAPTERS
 
 MAX_NAMED = 20
 CLAIMED = "names of adapters"
+
+log = logging.getLogger(__name__)
 
 
 def bounded(worker: str, adapters: Adapters, degraded: Degraded) -> Adapters:
@@ -39,10 +42,24 @@ def say_claims(seats: Iterable[Seat], degraded: Degraded) -> None:
         degraded.end(CLAIMED)
 
 
-def forget(worker: str, degraded: Degraded) -> None:
-    """The worker is gone, with what was said of it."""
-    for mode in (f"number of adapters of {worker}", unread(worker)):
+def say_change(worker: str, before: Adapters, now: Adapters, degraded: Degraded) -> None:
+    """Which came and went. Whether one that did is what its worker says shows its next answer."""
+    came, went = now.keys() - before.keys(), before.keys() - now.keys()
+    log.info("worker %s: adapters %s came, %s went", worker, some(came), some(went))
+    for adapter in {name for name, _ in before.items() ^ now.items()}:
+        degraded.end(drift(adapter))
+
+
+def forget(worker: str, adapters: Adapters, degraded: Degraded) -> None:
+    """The worker is gone, with what was said of it and of its adapters."""
+    said = (f"number of adapters of {worker}", unread(worker), *map(drift, adapters))
+    for mode in said:
         degraded.end(mode)
+
+
+def drift(adapter: str) -> str:
+    """The mode in which a worker has other files of an adapter than it says."""
+    return f"drift of adapter {adapter!r:.80}"
 
 
 def unread(worker: str) -> str:

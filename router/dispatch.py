@@ -120,7 +120,8 @@ class Dispatcher:
             found = findings[worker.kind]
             sources = found.sources
             node = worker.record.node
-            if worker.static and node not in self._pullable():
+            # plain engines tell adapters apart by name and path, whatever is in the files
+            if worker.static and (worker.adapter or node not in self._pullable()):
                 sources = ()
             sources = over_links(node, links, sources, told_s)
             return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))

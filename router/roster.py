@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 
-from prefixfleet.router.adapter_notices import bounded, forget, say_claims, some
+from prefixfleet.router.adapter_notices import bounded, forget, say_change, say_claims, some
 from prefixfleet.router.adapters import Adapters, registered
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
@@ -154,8 +154,7 @@ class Roster:
         adapters = bounded(name, adapters, self._degraded)
         if adapters == seat.adapters:
             return
-        came, went = adapters.keys() - seat.adapters.keys(), seat.adapters.keys() - adapters.keys()
-        log.info("worker %s: adapters %s came, %s went", name, some(came), some(went))
+        say_change(name, seat.adapters, adapters, self._degraded)
         seat.adapt(adapters)
         if seat.state == "ready":
             self._settle(seat)  # requests may be waiting for what came
@@ -188,8 +187,9 @@ class Roster:
         moved = gone = self._seats.keys() - listed.keys()
         for name in gone:
             log.info("worker %s left", name)
-            self._seats.pop(name).stop()
-            forget(name, self._degraded)
+            left = self._seats.pop(name)
+            left.stop()
+            forget(name, left.adapters, self._degraded)
             self._changed()
         for name, record in listed.items():
             seat = self._seats.get(name)

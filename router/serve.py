@@ -34,6 +34,7 @@ from prefixfleet.router.worker import Worker
 from prefixfleet.store.keep import Keep
 
 MAX_SENDS = 3  # a request that kills its engine shall not kill them all
+UNLOADED = "adapter"  # the engine has it no more, and its worker has not said so yet
 INLINE_BYTES = 4_096  # a longer body is tokenised in a thread: it takes a millisecond and more
 
 
@@ -144,7 +145,7 @@ async def _try_workers(
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason == "status":
                 unwilling.add(dispatched.worker.name)  # whose fault it is shows the next answer
-            else:
+            elif loss.reason != UNLOADED:  # which serves its other models as before
                 router.traffic.failed(dispatched.worker.name)
                 router.roster.lost(dispatched.worker.name, str(loss))
             if passage.bound:
@@ -221,6 +222,8 @@ async def _exchange(
             passage.note_first_byte(dispatched, charge)
 
     try:
+        if status == 404 and worker.adapter and may_ask_another:
+            raise WorkerLost(UNLOADED, f"{answer.url}: it has not {worker.adapter!r:.80} any more")
         if status < 500 and not (stores and status == 200 and answer.is_event_stream):
             prefilled()
         passage.span.first_byte(status)

@@ -5,6 +5,7 @@ import time
 
 from msgspec import Struct
 
+from prefixfleet.router.adapter_notices import drift
 from prefixfleet.router.body import Body
 from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
@@ -179,7 +180,7 @@ class Passage(Struct, frozen=True, kw_only=True):
             worker, adapter = dispatched.worker.name, dispatched.worker.adapter
             if adapter:
                 self.router.degraded.enter(
-                    f"drift of adapter {adapter!r:.80}",
+                    drift(adapter),
                     f"worker {worker} has other files of it than it says: they match nothing",
                     "load changed files from a new folder, or start the engine again",
                 )

@@ -84,6 +84,18 @@ def test_an_adapters_number_that_is_used_for_other_files_is_not_cached(start, tm
     assert "b" not in rig.reports
 
 
+def test_an_adapter_whose_files_change_under_an_engine_is_not_cached_any_more(start, tmp_path):
+    """It may read them again, when it makes room for others and takes them back."""
+    rig, lora = start(), adapter(tmp_path / "one")
+    answer(rig, "a", PROMPT, lora_request=lora)
+
+    adapter(tmp_path / "one", weights=b"other")
+    answer(rig, "b", PROMPT, lora_request=lora)
+
+    assert "a" in rig.reports
+    assert "b" not in rig.reports
+
+
 def test_a_prompt_given_as_embeddings_is_not_cached(start):
     import torch
 
@@ -171,6 +183,7 @@ def lora_config(config, **options):
     "options",
     [
         {"target_modules": ["q_proj"]},
+        {"target_modules": []},
         {"lora_dtype": "bfloat16"},
         {"enable_tower_connector_lora": True},
         {"enable_moe_shared_loras": True},

@@ -7,9 +7,9 @@ import pytest
 from eventually import until
 
 from prefixfleet.cluster import worker_adapters
-from prefixfleet.cluster.connector_identity import AdapterDigests
+from prefixfleet.cluster.adapter_digests import AdapterDigests
 from prefixfleet.cluster.worker_adapters import WorkerAdapters
-from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.errors import ConfigError, ProtocolError
 
 
 @dataclass
@@ -35,16 +35,27 @@ def folder(tmp_path):
 class Engine:
     def __init__(self, **roots):
         self.roots = {name: str(root) for name, root in roots.items()}
+        self.greeted = []
+        self.answers = True
 
     async def __call__(self):
         if self.roots is None:
             raise ProtocolError("nothing to be had")
         return self.roots
 
+    async def greet(self, name):
+        self.greeted.append(name)
+        if not self.answers:
+            raise ProtocolError("no answer")
+
+
+def adapters_of(engine, tmp_path):
+    return WorkerAdapters(engine, engine.greet, tmp_path / "cache")
+
 
 async def test_the_digest_is_the_one_by_which_the_connector_names_its_blocks(folder, tmp_path):
     """Else the router would look for prefixes that nobody holds."""
-    adapters = WorkerAdapters(Engine(sql=folder), tmp_path / "cache")
+    adapters = adapters_of(Engine(sql=folder), tmp_path)
 
     await adapters.look()
 
@@ -55,7 +66,7 @@ async def test_the_digest_is_the_one_by_which_the_connector_names_its_blocks(fol
 async def test_what_the_connector_does_not_store_has_no_digest(folder, tmp_path, caplog):
     (tmp_path / "empty").mkdir()
     roots = {"hub": "org/adapter", "bare": "", "empty": tmp_path / "empty", "sql": folder}
-    adapters = WorkerAdapters(Engine(**roots), tmp_path / "cache")
+    adapters = adapters_of(Engine(**roots), tmp_path)
 
     await adapters.look()
 
@@ -64,20 +75,65 @@ async def test_what_the_connector_does_not_store_has_no_digest(folder, tmp_path,
     assert "'org/adapter' is no folder here" in caplog.text
 
 
-async def test_changed_files_have_another_digest(folder, tmp_path):
-    adapters = WorkerAdapters(Engine(sql=folder), tmp_path / "cache")
+async def test_files_that_changed_under_an_engine_are_named_by_nobody_until_loaded_again(
+    folder, tmp_path, caplog
+):
+    """The engine has the files before, or has read these: nobody can tell."""
+    engine = Engine(sql=folder)
+    adapters, connector = adapters_of(engine, tmp_path), AdapterDigests(tmp_path / "its cache")
     await adapters.look()
     before = adapters.found["sql"]
+    assert connector(Lora("sql", str(folder))) == before
 
     (folder / "adapter_model.safetensors").write_bytes(b"other weights")
-    await adapters.look()
+    for _ in range(2):
+        await adapters.look()
+        with pytest.raises(ConfigError, match="have changed"):
+            connector(Lora("sql", str(folder)))
+    assert adapters.found == {"sql": ""}
+    assert caplog.text.count("have changed") == 1
 
+    engine.roots = {}
+    await adapters.look()
+    engine.roots = {"sql": str(folder)}
+    await adapters.look()
+    assert adapters.found == {"sql": connector(Lora("sql", str(folder), lora_int_id=2))}
     assert adapters.found["sql"] not in ("", before)
+
+
+async def test_files_that_came_back_are_not_believed_to_be_what_the_engine_has(folder, tmp_path):
+    connector, weights = AdapterDigests(tmp_path), folder / "adapter_model.safetensors"
+    lora = Lora("sql", str(folder))
+    digest = connector(lora)
+    weights.touch()
+    assert connector(lora) == digest
+
+    for content in (b"other weights", b"weights"):
+        weights.write_bytes(content)
+        with pytest.raises(ConfigError, match="have changed"):
+            connector(lora)
+
+
+async def test_a_new_adapter_is_greeted_once_so_that_the_connector_sees_its_files(folder, tmp_path):
+    engine = Engine(sql=folder, law=folder)
+    adapters = adapters_of(engine, tmp_path)
+    engine.answers = False
+    await adapters.look()
+    engine.answers = True
+    for _ in range(2):
+        await adapters.look()
+    assert sorted(engine.greeted) == ["law", "law", "sql", "sql"]
+
+    engine.roots = {"sql": str(folder)}
+    await adapters.look()
+    engine.roots = {"sql": str(folder), "law": str(folder)}
+    await adapters.look()
+    assert engine.greeted[4:] == ["law"]
 
 
 async def test_what_cannot_be_asked_stays_and_is_said_once(folder, tmp_path, caplog):
     engine = Engine(sql=folder)
-    adapters = WorkerAdapters(engine, tmp_path / "cache")
+    adapters = adapters_of(engine, tmp_path)
     await adapters.look()
 
     engine.roots = None
@@ -88,9 +144,18 @@ async def test_what_cannot_be_asked_stays_and_is_said_once(folder, tmp_path, cap
     assert caplog.text.count("nothing to be had") == 1
 
 
+async def test_several_faults_are_each_said_once(tmp_path, caplog):
+    adapters = adapters_of(Engine(hub="org/adapter", bare=""), tmp_path)
+
+    for _ in range(3):
+        await adapters.look()
+
+    assert caplog.text.count("is no folder here") == 2
+
+
 async def test_no_more_than_a_bound_are_announced(folder, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(worker_adapters, "MAX_ADAPTERS", 2)
-    adapters = WorkerAdapters(Engine(c=folder, b=folder, a=folder), tmp_path / "cache")
+    adapters = adapters_of(Engine(c=folder, b=folder, a=folder), tmp_path)
 
     await adapters.look()
 
@@ -103,7 +168,7 @@ async def test_what_comes_and_goes_is_seen_and_a_fault_ends_nothing(
 ):
     monkeypatch.setattr(worker_adapters, "LOOK_S", 0.01)
     engine = Engine()
-    adapters = WorkerAdapters(engine, tmp_path / "cache")
+    adapters = adapters_of(engine, tmp_path)
     looking = asyncio.create_task(adapters.run())
 
     engine.roots = {"sql": 7}  # no text: a fault

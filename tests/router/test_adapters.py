@@ -72,6 +72,8 @@ async def test_an_adapters_prompt_is_hashed_as_its_engine_does(rig, path):
     assert (await rig.post(path, model="sql", **ask))[0] == 200
     router.afterwards.catch_up()
     assert [mode.name for mode in router.degraded.modes()] == ["drift of adapter 'sql'"]
+    router.roster.take([engine.record()])  # now it says so
+    assert not router.degraded.modes()
 
 
 def user(text):
@@ -165,6 +167,28 @@ async def test_a_request_waits_for_an_adapter_whose_worker_is_away(rig):
     async with engines[1].running(int(engines[1].url.rsplit(":", 1)[1])):
         assert (await asked)[1][NODE] == "node-b"
     assert {asked["model"] for asked in engines[0].seen} <= {"tiny"}
+
+
+async def test_an_adapter_that_one_engine_unloaded_is_served_by_another_that_has_it(rig):
+    """A worker says it seconds later; the engine is no worse for its other models."""
+
+    async def unloaded(engine, request, asked):
+        return web.json_response({"error": {"code": 404}}, status=404)
+
+    gone = await rig.engine("a", adapters={"sql": SQL}, behave=unloaded)
+    has = await rig.engine("b", adapters={"sql": SQL})
+    router = await rig.start(gone, has)
+    with router.book.charged("b", tokens=1_000, sequences=1, expected_s=1):
+        for times in range(1, 6):  # more than it takes to eject a worker
+            status, headers, _ = await rig.post(model="sql")
+            assert (status, headers[NODE], len(gone.seen)) == (200, "node-b", times)
+        assert router.roster.is_ready("a")
+        assert (await rig.post(model="tiny"))[
+            0
+        ] == 404  # what it says of a model goes to the client
+
+    has.behave = unloaded
+    assert (await rig.post(model="sql"))[0] == 404
 
 
 async def test_an_adapter_whose_workers_are_all_drained_is_refused_at_once(rig):

@@ -98,9 +98,9 @@ async def test_a_plain_engine_gets_no_plan_and_no_clients_transfer_params(rig, p
     assert not any(asked.get("kv_transfer_params") for asked in asked)
 
 
-async def p2p_fleet(rig, path, publisher, *p2p):
+async def p2p_fleet(rig, path, publisher, *p2p, **options):
     """Two plain engines of which `a` holds the prompt and is busy; ``p2p`` are their addresses."""
-    engines = [await rig.engine(name, plain=True) for name in "ab"]
+    engines = [await rig.engine(name, plain=True, **options) for name in "ab"]
     entries = [
         entry(engine, publisher if engine.name == "a" else None, **fields)
         for engine, fields in zip(engines, p2p, strict=True)
@@ -133,6 +133,23 @@ async def test_stock_vllm_is_told_from_which_engine_to_pull(rig, path):
             }
         }
         assert int(headers["x-prefixfleet-pulled-tokens"]) > 0
+
+
+async def test_an_adapter_of_plain_engines_is_pulled_from_nobody(rig, path):
+    """vLLM names its blocks by name and path: the files may differ from host to host."""
+    async with EnginePublisher() as publisher, EnginePublisher() as other:
+        p2p_of_b = HAS_P2P | {"p2p": "10.0.0.2:5710", "events": other.events}
+        engines = await p2p_fleet(rig, path, publisher, HAS_P2P, p2p_of_b, adapters={"sql": ""})
+        ids = engines[0].tokens.of_text(LONG)
+        known = len(rig.router.engines.view)
+        await publisher.publish(publisher.stored(ids, lora_name="sql"))
+        await until(lambda: len(rig.router.engines.view) == 2 * known)
+
+        for model, pulled in (("tiny", True), ("sql", False)):
+            _, headers, _ = await rig.post(model=model, prompt=LONG)
+            assert headers["x-prefixfleet-node"] == "static:b"
+            assert (headers["x-prefixfleet-pulled-tokens"] != "0") == pulled
+            assert ("kv_transfer_params" in engines[1].seen[-1]) == pulled
 
 
 @pytest.mark.parametrize(("a", "b"), [(HAS_P2P, {}), ({}, HAS_P2P)])

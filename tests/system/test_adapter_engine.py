@@ -80,7 +80,7 @@ def engine(rig, node, folder, monkeypatch):
 async def test_adapters_are_found_told_apart_and_never_change_an_answer(rig, node, engine, folder):
     session = await rig.stack.enter_async_context(aiohttp.ClientSession())
     probe = EngineProbe(engine.url, "model", session)
-    adapters = WorkerAdapters(probe.adapters, folder / "cache")
+    adapters = WorkerAdapters(probe.adapters, probe.greet, folder / "cache")
     (kind,) = (await asyncio.to_thread(node.status))["stats"]["kinds"].values()
 
     async def record():

@@ -46,7 +46,8 @@ class Handler(BaseHTTPRequestHandler):
         if os.environ["STANDIN"] == "refuses":
             self._send(400, {"error": "no prompts today"})
         else:
-            self._send(200, {"usage": {"prompt_tokens": question["truncate_prompt_tokens"]}})
+            count = question.get("truncate_prompt_tokens", 1)
+            self._send(200, {"usage": {"prompt_tokens": count}})
 
     def _send(self, status: int, values: object) -> None:
         body = values.encode() if isinstance(values, str) else json.dumps(values).encode()

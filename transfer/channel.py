@@ -59,6 +59,7 @@ class Channel:
         self._heartbeat_s = heartbeat_s
         self._ids = itertools.count(1)
         self._waiting: dict[int, _Waiting] = {}
+        self._beside: set[asyncio.Future[Any]] = set()  # no answer ends these, only a failure
         self._error: PullFailed | None = None
         self._tasks = [asyncio.create_task(self._receive()), asyncio.create_task(self._beat())]
 
@@ -131,15 +132,14 @@ class Channel:
 
     async def wait(self, end: "asyncio.Future[Result]", *, deadline: Deadline, what: str) -> Result:
         """The result of something that goes on beside the connection, and fails with it."""
-        id = next(self._ids)
         lost: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[id] = _Waiting(lost, Kind.DATA)
+        self._beside.add(lost)
         try:
             async with self._call(deadline, what):
                 await asyncio.wait({end, lost}, return_when=asyncio.FIRST_COMPLETED)
                 return await (lost if lost.done() else end)
         finally:
-            del self._waiting[id]
+            self._beside.discard(lost)
             _forget(end)
             _forget(lost)
 
@@ -159,9 +159,9 @@ class Channel:
         """End every call, now and later, with this error; the first one counts."""
         if self._error is None:
             self._error = error
-            for waiting in self._waiting.values():
-                if not waiting.future.done():
-                    waiting.future.set_exception(type(error)(str(error)))
+            for future in (*(waiting.future for waiting in self._waiting.values()), *self._beside):
+                if not future.done():
+                    future.set_exception(type(error)(str(error)))
 
     async def close(self) -> None:
         """See `Peer`."""

@@ -29,6 +29,8 @@ MAX_ALONG_BYTES = 1024 * 1024
 Digest = Annotated[bytes, msgspec.Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
 Hashes = Annotated[bytes, msgspec.Meta(max_length=MAX_BLOCKS * DIGEST_BYTES)]
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+"""As pools number them: its place in the segment always fits a range."""
 
 
 class Lease(msgspec.Struct, frozen=True, tag_field="ask", tag="lease", forbid_unknown_fields=True):
@@ -83,7 +85,7 @@ class Leased(
     """
 
     lease: Count
-    slots: Annotated[list[Count], msgspec.Meta(max_length=MAX_BLOCKS)]
+    slots: Annotated[list[Slot], msgspec.Meta(max_length=MAX_BLOCKS)]
     seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)]
     queued_bytes: Count = 0
     along: Annotated[bytes, msgspec.Meta(max_length=MAX_ALONG_BYTES)] = b""

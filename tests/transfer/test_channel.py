@@ -165,6 +165,24 @@ async def test_a_refused_question_is_refused_with_the_peers_reason():
         await channel.close()
 
 
+@pytest.mark.parametrize("kind", [Kind.DATA, Kind.REFUSED])
+async def test_no_answer_ends_what_goes_on_beside_the_connection(kind):
+    """Else a read would count as over while bytes still arrive in its slots."""
+    body = wire.pack(wire.Refusal("no", "")) if kind == Kind.REFUSED else b""
+    answers = frame(Kind.ANSWER, b"yes", id=1), frame(kind, body, id=2)
+    async with raw_listener(after_welcome(*answers)) as contact:
+        channel = await open_channel(contact)
+        end = asyncio.get_running_loop().create_future()
+        asking = asyncio.create_task(channel.ask(b"?", deadline=soon()))
+        waiting = asyncio.create_task(channel.wait(end, deadline=soon(), what="read"))
+
+        ended = await asyncio.gather(asking, waiting, return_exceptions=True)
+
+        assert [type(error) for error in ended] == [bytes, ProtocolError]
+        assert channel.broken
+        await channel.close()
+
+
 async def test_a_peer_that_answers_slowly_for_ever_ends_at_the_deadline():
     async def behave(raw):
         await welcome(raw)

@@ -105,25 +105,35 @@ async def test_small_pulls_one_after_the_other_keep_one_connection(rig, source):
 
 
 class Liar:
-    """A source that sends along what it was not asked for."""
+    """A source that answers something else than it was asked for."""
 
-    def __init__(self, server, along):
-        self._server, self._along = server, along
+    def __init__(self, server, answer):
+        self._server, self._answer = server, answer
 
     def __getattr__(self, name):
         return getattr(self._server, name)
 
     async def answer(self, caller, question):
-        return wire.pack(Leased(0, [0, 1], 0.0, 0, self._along))
+        return wire.pack(self._answer)
 
 
 async def test_slots_that_came_along_and_are_not_whole_are_a_miss(rig, source):
-    source.server = Liar(source.server, bytes(2 * LAYOUT.slot_bytes - 1))
+    along = bytes(2 * LAYOUT.slot_bytes - 1)
+    source.server = Liar(source.server, Leased(0, [0, 1], 0.0, 0, along))
 
     result = await rig.pull(await rig.serve(source), CHAIN[:2])
 
     assert (result.blocks, result.failure) == (0, "protocol")
     assert rig.target.holds(CHAIN) == 0
+
+
+@pytest.mark.parametrize("slot", [2**20, 2**31, 2**60])
+async def test_slots_that_no_pool_has_are_a_miss(rig, source, slot):
+    source.server = Liar(source.server, Leased(1, [slot], 10.0))
+
+    result = await rig.pull(await rig.serve(source), CHAIN)
+
+    assert (result.blocks, result.failure) == (0, "protocol")
 
 
 async def test_a_pull_goes_on_behind_what_is_here(rig, source):

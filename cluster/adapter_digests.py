@@ -37,6 +37,8 @@ class AdapterDigests:
 
     def __call__(self, lora: "LoRARequest") -> str:
         """Raises `ConfigError` if it cannot be told which weights the engine uses."""
+        if lora.load_inplace:  # also for requests that came before and still run
+            self._known[lora.lora_int_id] = _Files(lora.lora_path, [], "")
         unclear = lora.load_inplace or lora.is_3d_lora_weight
         if unclear or not Path(lora.lora_path).is_dir():
             raise ConfigError(

@@ -35,11 +35,13 @@ class Prefix:
     scope: Scope
     plan: PullPlan | None
     block_tokens: int
+    adapter_digest: AdapterDigest
     chain: list[BlockHash] = field(default_factory=list)  # of the full blocks known so far
     saved: int = 0  # leading blocks that are in the pool or on their way
     first: int = 0  # leading blocks that the engine itself had at the latest match
     attempt: int = 0  # preemptions of the request at its latest lookup
     load_failed: bool = False
+    misnamed: bool = False  # its adapter is not what it was at the request's arrival
     engine_blocks: int = 0  # as `first`, of the request's first start
     loaded_local: int = 0
     loaded_pulled: int = 0
@@ -69,6 +71,15 @@ class Prefix:
             welcome.hash_key,
             dict(self._extras(first, full)),
         )
+
+    def is_named_rightly(self) -> bool:
+        """Whether its adapter is still the one in its scope; once it is not, it stays so.
+
+        The engine may read an adapter's files only when it begins to compute.
+        """
+        if self.scope.lora and not self.misnamed:
+            self.misnamed = _lora(self.request, self.adapter_digest) != self.scope.lora
+        return not self.misnamed
 
     def loadable(self) -> list[BlockHash]:
         """Leading blocks that may come from the pool: one token at least is left to compute."""
@@ -135,13 +146,19 @@ def read_prefix(
     """The request's prefix; None if its KV is not a function of its token ids, scope and images."""
     if request.prompt_embeds is not None or request.resumable:
         return None
+    if (lora := _lora(request, adapter_digest)) is None:
+        return None
+    scope = Scope(lora=lora, salt=request.cache_salt or "")
+    return Prefix(request, scope, read_plan(request), block_tokens, adapter_digest)
+
+
+def _lora(request: "Request", adapter_digest: AdapterDigest) -> str | None:
+    """Of its scope; None if nobody can tell, which is logged."""
     try:
-        lora = adapter_digest(request.lora_request) if request.lora_request else ""
+        return adapter_digest(request.lora_request) if request.lora_request else ""
     except ConfigError as error:
         log.warning("prefixfleet: request %s is not cached: %s", request.request_id, error)
         return None
-    scope = Scope(lora=lora, salt=request.cache_salt or "")
-    return Prefix(request, scope, read_plan(request), block_tokens)
 
 
 def read_plan(request: "Request") -> PullPlan | None:

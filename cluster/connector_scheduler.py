@@ -95,6 +95,8 @@ class SchedulerHalf:
         if found is None:
             return None
         prefix.note_found(found)
+        if not prefix.is_named_rightly():
+            return 0
         return max(0, len(found.slots) - prefix.first) * prefix.block_tokens
 
     def allocated(self, request: "Request", block_ids: list[int], external: int) -> None:
@@ -204,7 +206,7 @@ class SchedulerHalf:
             return 0
         prefix.extend(welcome)
         full = min(computed // prefix.block_tokens, len(prefix.chain))
-        return full if full > prefix.saved else 0
+        return full if full > prefix.saved and prefix.is_named_rightly() else 0
 
     def _save(self, prefix: Prefix, full: int, block_ids: list[int]) -> None:
         self._counts["saved_blocks"] += self._saves.begin(

@@ -96,6 +96,29 @@ def test_an_adapter_whose_files_change_under_an_engine_is_not_cached_any_more(st
     assert "b" not in rig.reports
 
 
+def test_an_adapter_whose_files_change_while_a_request_waits_is_not_cached(start, tmp_path):
+    """The engine may read them only when it computes."""
+    rig, lora = start(), adapter(tmp_path / "one")
+    rig.add("a", PROMPT, lora_request=lora)
+
+    adapter(tmp_path / "one", weights=b"other")
+    rig.run()
+
+    assert loaded(start, lora_request=adapter(tmp_path / "as before")) == 0
+    assert loaded(start, "y", lora_request=adapter(tmp_path / "as now", b"other")) == 0
+
+
+def test_what_was_found_for_an_adapter_is_not_loaded_for_other_files(start, tmp_path):
+    answer(start(), "a", PROMPT, lora_request=adapter(tmp_path / "one"))
+    rig = start()
+    rig.add("b", PROMPT, lora_request=adapter(tmp_path / "same"))
+
+    adapter(tmp_path / "same", weights=b"other")
+    rig.run()
+
+    assert rig.reports["b"]["local_blocks"] == 0
+
+
 def test_a_prompt_given_as_embeddings_is_not_cached(start):
     import torch
 

@@ -114,6 +114,19 @@ async def test_files_that_came_back_are_not_believed_to_be_what_the_engine_has(f
             connector(lora)
 
 
+async def test_a_number_whose_adapter_was_replaced_in_place_is_named_no_more(folder, tmp_path):
+    """Requests that run go on with the new weights."""
+    connector, running = AdapterDigests(tmp_path), Lora("sql", str(folder))
+    assert connector(running)
+
+    with pytest.raises(ConfigError, match="in place"):
+        connector(Lora("sql", str(tmp_path), load_inplace=True))
+
+    with pytest.raises(ConfigError):
+        connector(running)
+    assert connector(Lora("sql", str(folder), lora_int_id=2))
+
+
 async def test_a_new_adapter_is_greeted_once_so_that_the_connector_sees_its_files(folder, tmp_path):
     engine = Engine(sql=folder, law=folder)
     adapters = adapters_of(engine, tmp_path)

@@ -116,9 +116,9 @@ class Inbox:
         self._events.touch(self._worker.handle)
 
     def _go(self) -> None:
-        self.gone = True
         self._events.remove(self._worker.handle)
         self._worker.destroy()
+        self.gone = True  # others' threads look: not before nothing is written any more
         for batch in self._batches:
             batch.abandon(PeerLost("the connection was closed on this side"))
         for told in self._told:

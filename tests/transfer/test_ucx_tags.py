@@ -2,6 +2,7 @@
 sources and callers that do not keep to it. Real UCX on both sides."""
 
 import asyncio
+import threading
 
 import pytest
 from eventually import until
@@ -178,6 +179,28 @@ async def test_a_connection_that_ends_in_the_middle_of_a_message_writes_no_more(
             await asyncio.sleep(0.005)
             assert target == b"\xee" * size
         assert broken
+
+
+async def test_a_connection_is_not_gone_while_its_worker_goes(rig, monkeypatch):
+    """It may still write then, and targets are given away once it is gone."""
+    going, may_go = threading.Event(), threading.Event()
+    destroy = ucx_inbox.Worker.destroy
+
+    def slowly(worker):
+        going.set()
+        may_go.wait(20)
+        destroy(worker)
+
+    monkeypatch.setattr(ucx_inbox.Worker, "destroy", slowly)
+    _, peer = await rig.pair(some_bytes(SIZE), Echo())
+    closing = asyncio.create_task(peer.close())
+    await until(going.is_set)
+
+    again = peer._thread.disconnect(peer._inbox)
+
+    assert not again.done()
+    may_go.set()
+    await asyncio.gather(closing, again)
 
 
 async def test_an_endpoint_that_ucx_does_not_close_goes_with_its_worker(monkeypatch):

@@ -102,7 +102,8 @@ class Stream:
         nothing."""
         self.drop()
         if self._in_threads:
-            waits = [asyncio.wrap_future(thread) for thread in self._in_threads]
+            in_threads = list(self._in_threads)  # each takes itself out when it ends
+            waits = [asyncio.wrap_future(thread) for thread in in_threads]
             await asyncio.gather(*waits, return_exceptions=True)
         self._sock.close()
 

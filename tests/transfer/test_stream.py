@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import random
 import socket
+import threading
+import time
 
 import pytest
 from links import some_bytes
@@ -70,3 +72,22 @@ async def test_a_drop_wakes_whoever_waits():
             await waiting
         with pytest.raises(PeerLost):
             await stream.send(b"late")
+
+
+async def test_a_thread_that_ends_while_its_connection_is_closed_is_no_fault(monkeypatch):
+    async with stream_and_sock() as (stream, _):
+        may_end, wrap = threading.Event(), asyncio.wrap_future
+        some = [memoryview(bytes(2 * IN_THREAD_BYTES))]
+        moving = asyncio.create_task(stream._by_thread(lambda views: may_end.wait(20), some))
+        await asyncio.sleep(0)
+
+        def ends_now(thread):
+            may_end.set()
+            while thread in stream._in_threads:
+                time.sleep(0.001)
+            return wrap(thread)
+
+        monkeypatch.setattr(asyncio, "wrap_future", ends_now)
+        await stream.close()
+
+        assert await moving

@@ -26,7 +26,7 @@ async def dial(host: str, port: int, where: str, crew: Crew | None) -> stream.St
     last: OSError = OSError("no address")
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter where it can be no host's name
         raise PeerLost(f"{where}: {error}") from error
     for family, kind, protocol, _, address in found:
         with contextlib.ExitStack() as undo:

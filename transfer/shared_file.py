@@ -71,7 +71,7 @@ def map_file(file: SharedFile) -> memoryview:
     """The segment's bytes, to read. Raises `PeerLost` if it is not the file that was told."""
     try:
         fd = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # what can be no path is a ValueError
         raise PeerLost(f"shared memory of the peer: {error}") from error
     try:
         found = os.fstat(fd)

@@ -95,6 +95,11 @@ async def test_a_bad_greeting_ends_the_attempt(sent, error):
             await open_channel(contact)
 
 
+async def test_a_host_that_no_name_can_be_is_a_lost_peer():
+    with pytest.raises(PeerLost, match="label empty"):
+        await open_channel("tcp://a..b:7000")
+
+
 async def test_a_listener_that_says_nothing_ends_at_the_deadline():
     async def behave(raw):
         pass

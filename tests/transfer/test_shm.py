@@ -122,6 +122,13 @@ def changed(file, **changes):
     return SharedFile(**fields | changes)
 
 
+def test_what_can_be_no_path_is_a_lost_peer(told):
+    _, file = told
+
+    with pytest.raises(PeerLost, match="null byte"):
+        map_file(changed(file, path="/dev/shm/\0"))
+
+
 def test_a_file_that_is_gone_is_a_lost_peer(told):
     _, file = told
 

@@ -7,7 +7,8 @@
 
 with PREFIXFLEET_REDIS_URL and PREFIXFLEET_FLEET set as for the node daemon. Checked against the
 interface of SGLang 0.5.23; no SGLang engine was run. Pools besides KV (Mamba, sliding windows,
-indexers) are refused: such a model gets no hits.
+indexers) are refused: such a model gets no hits. So are engines with LoRA adapters, whose pages
+SGLang names by an adapter's name and path, whatever is in its files.
 """
 
 import contextlib
@@ -21,6 +22,7 @@ from sglang.srt.mem_cache.hicache_storage import (
     HiCacheStorageConfig,
     HiCacheStorageExtraInfo,
 )
+from sglang.srt.runtime_context import get_lora
 
 from prefixfleet.cluster.cache_api import NodePrefixCache
 from prefixfleet.cluster.hicache import HiCachePages, HostPool, layout_of, page_bytes
@@ -52,6 +54,8 @@ class PrefixfleetStorage(HiCacheStorage):  # type: ignore[misc]
             raise ConfigError("hicache-storage-backend-extra-config: set interface_v1 to 1")
         if config.pp_size > 1 or config.dcp_size > 1 or config.attn_cp_size > 1:
             raise ConfigError("prefixfleet keeps pages of tensor-parallel engines only")
+        if get_lora().enable_lora:
+            raise ConfigError("--enable-lora: prefixfleet keeps pages of engines without it only")
         self._config = config
         self._socket, self._model = Path(extra["socket"]), Path(extra["model_path"])
         self._pages: HiCachePages | None = None

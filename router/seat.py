@@ -76,8 +76,8 @@ def models_of(seats: Iterable[Seat]) -> set[str]:
 def bases_of(seats: Iterable[Seat], model: str) -> set[str]:
     """The models that ``model`` is, or is an adapter of. A model's own name is never an adapter's,
     and an adapter that several models have is that of the first of them: prompts are read
-    otherwise for each."""
-    bases = {seat.record.model for seat in seats if seat.has(model)}
+    otherwise for each. Whoever never passed an examination takes a name from nobody."""
+    bases = {seat.record.model for seat in seats if seat.serves and seat.has(model)}
     if model in bases:
         return {model}
     return {min(bases)} if bases else bases

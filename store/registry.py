@@ -15,6 +15,9 @@ from prefixfleet.store.signed import Seals, Unsigned
 MAX_CHANGES = 10
 """How often a change of the wish is tried again because another one came between."""
 
+MAX_RECORD_BYTES = 2 << 20
+"""Of a worker: far more than the most adapters of the longest names take."""
+
 log = logging.getLogger(__name__)
 
 
@@ -54,6 +57,8 @@ class WorkerRegistry:
             raise IndexUnavailable(f"workers: got {reply!r:.80}, expected a list")
         for data in reply:
             try:
+                if len(data) > MAX_RECORD_BYTES:
+                    raise ConfigError(f"got {len(data)} bytes, expected {MAX_RECORD_BYTES} at most")
                 records.append(WorkerRecord.decode(data))
             except (ConfigError, TypeError) as error:
                 self.corrupt_records += 1

@@ -1,6 +1,7 @@
 """The storage against SGLang's own interface and factory, where its package is installed."""
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,14 @@ from prefixfleet.store.errors import ConfigError
 
 storage = pytest.importorskip("sglang.srt.mem_cache.hicache_storage")
 factory = pytest.importorskip("sglang.srt.mem_cache.storage.backend_factory")
+pytest.importorskip("sglang.srt.runtime_context")
+
+SETTINGS = "prefixfleet.cluster.sglang_backend.get_lora"
+"""SGLang's; to publish them takes all of its dependencies."""
+
+
+def adapters(*, enabled):
+    return lambda: SimpleNamespace(enable_lora=enabled)
 
 
 @pytest.fixture
@@ -21,6 +30,7 @@ def make(tmp_path, tmp_path_factory, monkeypatch, redis_url, fleet):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"weights")
+    monkeypatch.setattr(SETTINGS, adapters(enabled=False))
     made = []
     with Daemons(tmp_path_factory.mktemp("n")) as daemons:
         socket = daemons.start()
@@ -111,11 +121,23 @@ def test_a_missing_field_stops_the_start_and_is_named(make, extra):
         make(**extra)
 
 
-def test_an_engine_of_other_weights_is_refused_by_the_node(make, tmp_path):
-    make()
+def test_an_engine_of_other_weights_finds_nothing(make, tmp_path):
+    one, pool = make()
+    pool.fill(0, 1)
+    one.batch_set_v1(keys_of("doc", 1), indices_of(0))
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "config.json").write_text("{}")
     (tmp_path / "other" / "model.safetensors").write_bytes(b"others")
 
-    with pytest.raises(ConfigError, match="namespace"):
-        make(model_path=str(tmp_path / "other"))
+    other, _ = make(model_path=str(tmp_path / "other"))
+
+    assert other.batch_exists(keys_of("doc", 1)) == 0
+    assert one.batch_exists(keys_of("doc", 1)) == 1
+
+
+def test_an_engine_with_adapters_is_refused(make, monkeypatch):
+    """Pages of an adapter have its name and path in their names, whatever is in its files."""
+    monkeypatch.setattr(SETTINGS, adapters(enabled=True))
+
+    with pytest.raises(ConfigError, match="--enable-lora"):
+        make()

@@ -224,6 +224,18 @@ async def test_a_name_that_means_two_things_goes_one_way_and_is_said(rig):
     assert router.degraded.modes()
 
 
+@pytest.mark.parametrize("model", ["another", "sql"])
+async def test_a_refused_worker_takes_no_name_from_others(rig, tmp_path, model):
+    """Of a model that comes first, or that is called like another's adapter."""
+    engine = await rig.engine("b", adapters={"sql": SQL})
+    other = await rig.engine("a", model=model)
+    wrong = other.record(model_path=str(tmp_path), adapters={"sql": SQL})
+    router = await rig.start(records=[engine.record(), wrong], ready=1)
+    await until(lambda: {s.state for s in router.roster.standings()} == {"ready", "refused"})
+
+    assert await nodes(rig, model="sql") == {"node-b"}
+
+
 async def test_of_too_many_adapters_the_first_are_served(rig, monkeypatch):
     monkeypatch.setattr(adapter_notices, "MAX_ADAPTERS", 2)
     engine = await rig.engine("a", adapters={"c": SQL, "b": SQL, "a": SQL})

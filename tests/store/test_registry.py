@@ -9,6 +9,7 @@ import redis.asyncio
 from eventually import until
 from upstreams import SECRET
 
+from prefixfleet.store.adapters import MAX_ADAPTERS, MAX_NAME
 from prefixfleet.store.errors import ConfigError, IndexUnavailable
 from prefixfleet.store.records import FleetWish, WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
@@ -92,6 +93,18 @@ async def test_a_record_that_cannot_be_read_is_skipped_and_counted(registry, raw
     assert await registry.workers() == [worker("a")]
     assert registry.corrupt_records == 2
     assert "record of a worker ignored" in caplog.text
+
+
+async def test_a_record_of_a_million_adapters_is_skipped_unread(registry, caplog):
+    """It would hold up whoever decodes it for a second, each second."""
+    await registry.announce(worker("a"), ttl_s=60)
+    names = {f"{number:0{MAX_NAME}}": "0a" * 16 for number in range(MAX_ADAPTERS)}
+    await registry.announce(worker("most", adapters=names), ttl_s=60)
+    names = {f"{number}": "" for number in range(1_000_000)}
+    await registry.announce(worker("more", adapters=names), ttl_s=60)
+
+    assert [record.worker for record in await registry.workers()] == ["a", "most"]
+    assert "expected 2097152 at most" in caplog.text
 
 
 async def test_fleets_on_one_server_keep_their_workers_apart(registry, redis_url, fleet):

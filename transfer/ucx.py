@@ -13,7 +13,7 @@ import logging
 from collections import Counter
 from typing import Literal
 
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.errors import ConfigError, PeerLost
 from prefixfleet.transfer import wire
 from prefixfleet.transfer.acceptor import Acceptor
 from prefixfleet.transfer.channel import Channel
@@ -106,8 +106,11 @@ class UcxLink:
 
     async def connect(self, contact: str, *, deadline: Deadline) -> GetPeer | TagPeer:
         """See `Link`."""
-        async with until(deadline, "start of UCX"):
-            thread = await self._started("reading")
+        try:
+            async with until(deadline, "start of UCX"):
+                thread = await self._started("reading")
+        except (ConfigError, OSError) as error:  # it serves already: something has run out since
+            raise PeerLost(f"UCX does not read: {error}") from error
         channel = await Channel.open(
             contact,
             link=self.name,

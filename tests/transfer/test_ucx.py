@@ -201,6 +201,15 @@ async def test_a_binding_that_is_not_here_stops_the_start_and_says_what_to_insta
         await link.listen("127.0.0.1", some_bytes(10), Echo())
 
 
+async def test_where_ucx_does_not_start_to_read_the_peer_is_lost(monkeypatch):
+    """As where descriptors have run out: a pull goes on over another link, a probe just ends."""
+    monkeypatch.setenv("UCX_TLS", "carrier_pigeon")
+    link = UcxLink(node="a", secret=SECRET)
+
+    with pytest.raises(PeerLost, match="UCX_TLS"):
+        await link.connect("ucx://127.0.0.1:7000", deadline=soon())
+
+
 async def test_a_deadline_while_connecting_leaves_nothing_behind():
     async with link_source("ucx", 1000) as source, Rig("ucx") as rig:
         link = rig.link("b")

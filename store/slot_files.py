@@ -8,6 +8,7 @@ when it was named; bytes that changed since (a bad disk) fail `slot.verify` when
 
 import contextlib
 import errno
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -16,6 +17,8 @@ from prefixfleet.store.bucket_file import BucketFile, DiskBlock, bucket_header
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.slot import SlotLayout
+
+log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 * 1024 * 1024
 MAX_BUCKET_SLOTS = 4096
@@ -41,16 +44,21 @@ class SlotFiles:
     def recover(self) -> list[DiskBlock]:
         """Every block that was committed, parents before their children, without holes.
 
-        Buckets of another namespace, layout or size, and those past the cap, are deleted.
+        Buckets of another namespace, layout or size, and those past the cap, are deleted, which
+        is logged: on a node of several models the first one to come has the disk.
 
         Raises:
             ConfigError: the folder cannot be made, read or written.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            found = [entry for path in self._paths() for entry in self._recover_bucket(path)]
+            paths = self._paths()
+            found = [entry for path in paths for entry in self._recover_bucket(path)]
         except OSError as error:
             raise ConfigError(f"ssd tier, {self._folder}: {error}") from error
+        if deleted := len(paths) - len(self._buckets):
+            what = "bucket files of another model or block size, or past the cap, are deleted"
+            log.warning("ssd tier, %s: %d %s", self._folder, deleted, what)
         return _without_holes(found)
 
     def write(self, blocks: Sequence[tuple[DiskBlock, memoryview]]) -> None:

@@ -82,7 +82,7 @@ def test_blocks_behind_a_hole_do_not_come_back(tmp_path):
 
 
 @pytest.mark.parametrize("other", ["namespace", "layout", "smaller"])
-def test_files_of_another_namespace_layout_or_past_the_cap_are_not_read(tmp_path, other):
+def test_files_of_another_namespace_layout_or_past_the_cap_are_not_read(tmp_path, caplog, other):
     files, _ = opened(tmp_path)
     files.write([(chain_block(63, 0), sealed(0))])
     files.close()
@@ -92,6 +92,7 @@ def test_files_of_another_namespace_layout_or_past_the_cap_are_not_read(tmp_path
     found = SlotFiles(tmp_path, layout, namespace, 8 if other == "smaller" else 64).recover()
 
     assert found == []
+    assert "1 bucket files of another model" in caplog.text
 
 
 def test_a_flipped_byte_in_the_table_loses_that_block_and_its_suffix_only(tmp_path):

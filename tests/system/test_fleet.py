@@ -72,14 +72,13 @@ def ask(client, question, **options):
 def test_the_openai_client_works_unchanged_and_reuse_changes_no_answer(client):
     _, cold = ask(client, "What is it?", extra_body={"cache_salt": uuid.uuid4().hex})
     _, first = ask(client, "What is it?")
-    _, second = ask(client, "What is it?")  # a worker of which less is known may be tried once
     headers, again = ask(client, "What is it?")
     _, stream = ask(client, "What is it?", stream=True)
     streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
 
-    answers = [a.choices[0].message.content for a in (cold, first, second, again)]
+    answers = [a.choices[0].message.content for a in (cold, first, again)]
     assert answers[0]
-    assert answers == [answers[0]] * 4
+    assert answers == [answers[0]] * 3
     assert streamed == answers[0]
     assert int(headers["x-prefixfleet-hit-tokens"]) > 0
     assert headers["x-prefixfleet-node"] in ("node-0", "node-1")

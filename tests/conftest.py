@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
 import os
+import signal
 
 import hypothesis  # its plugin would import it deep in a hook, where CPython 3.11 fails
 import pytest
@@ -16,6 +17,10 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("here")
+
+# A shell's job in the background ignores Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -10,11 +10,12 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from prefixfleet.router.degraded import Degraded
+from prefixfleet.router.fairly_kept import FairlyKept
 from prefixfleet.store.errors import IndexUnavailable
-from prefixfleet.store.stored_responses import MOST_RESPONSES, RESPONSE_TTL_S
+from prefixfleet.store.stored_responses import MOST_RESPONSES, RESPONSE_TTL_S, ResponseName
 
 BATCH = 500  # told in one call
 AGAIN_S = 1.0
@@ -26,18 +27,13 @@ before the one that saw it has told."""
 class SharedKeepers(Protocol):
     """Where routers tell each other: `store.stored_responses.StoredResponses`."""
 
-    async def note(self, workers: Mapping[bytes, str]) -> None:
+    async def note(self, workers: Mapping[ResponseName, str]) -> None:
         """Each response is kept by its worker. Raises `IndexUnavailable`."""
         ...
 
-    async def worker_of(self, response: bytes) -> str:
+    async def worker_of(self, name: ResponseName) -> str:
         """Who keeps it; empty if nobody. Raises `IndexUnavailable`."""
         ...
-
-
-class _Kept(NamedTuple):
-    worker: str
-    until_s: float
 
 
 class Keepers:
@@ -53,15 +49,14 @@ class Keepers:
         most: int = MOST_RESPONSES,
         ttl_s: float = RESPONSE_TTL_S,
     ) -> None:
-        """At most ``most`` responses are known, each for ``ttl_s``; the oldest go first."""
+        """At most ``most`` responses are known, each for ``ttl_s``; of too many the oldest of the
+        tenant with the most go."""
         self.shared = shared
         self._secret = hashlib.blake2b(secret, digest_size=32, person=b"pf-responses").digest()
         self._degraded = degraded
         self._clock = clock
-        self._most = most
-        self._ttl_s = ttl_s
-        self._kept: dict[bytes, _Kept] = {}  # in the order of their ends
-        self._untold: dict[bytes, str] = {}  # some of them
+        self._kept = FairlyKept(most, ttl_s)
+        self._untold: dict[ResponseName, str] = {}  # some of them
         self._work = asyncio.Event()
         self._away = False  # whether Redis was, since it was told last
 
@@ -89,12 +84,12 @@ class Keepers:
             IndexUnavailable: this router does not know, and cannot ask.
         """
         name = self._name(tenant, response)
-        worker = self._known(name)
+        worker = self._kept.worker_of(name, self._clock())
         if worker or self.shared is None:
             return worker
         if not (worker := await self._ask(self.shared, name)):
             await asyncio.sleep(LATE_S)
-            worker = self._known(name) or await self._ask(self.shared, name)
+            worker = self._kept.worker_of(name, self._clock()) or await self._ask(self.shared, name)
         if worker:
             self._keep(name, worker)
         return worker
@@ -122,10 +117,10 @@ class Keepers:
                 del self._untold[name]
         if self._away:  # it may have come back without its memory
             self._away = False
-            self._untold = {name: kept.worker for name, kept in self._kept.items()}
+            self._untold = self._kept.all()
         return True
 
-    async def _ask(self, shared: SharedKeepers, name: bytes) -> str:
+    async def _ask(self, shared: SharedKeepers, name: ResponseName) -> str:
         try:
             return await shared.worker_of(name)
         except IndexUnavailable as error:
@@ -141,24 +136,15 @@ class Keepers:
         self._away = True
         self._work.set()  # the next call that succeeds ends it
 
-    def _keep(self, name: bytes, worker: str) -> None:
-        now = self._clock()
-        self._kept.pop(name, None)
-        self._kept[name] = _Kept(worker, now + self._ttl_s)
-        while len(self._kept) > self._most or self._oldest().until_s <= now:
-            self._forget(next(iter(self._kept)))
+    def _keep(self, name: ResponseName, worker: str) -> None:
+        for gone in self._kept.keep(name, worker, self._clock()):
+            self._untold.pop(gone, None)
 
-    def _oldest(self) -> _Kept:
-        return next(iter(self._kept.values()))
+    def _name(self, tenant: str, response: str) -> ResponseName:
+        return ResponseName(
+            self._digest(tenant, 8), self._digest(f"{len(tenant)}:{tenant}{response}", 16)
+        )
 
-    def _known(self, name: bytes) -> str:
-        kept = self._kept.get(name)
-        return kept.worker if kept and kept.until_s > self._clock() else ""
-
-    def _forget(self, name: bytes) -> None:
-        del self._kept[name]
-        self._untold.pop(name, None)
-
-    def _name(self, tenant: str, response: str) -> bytes:
-        words = f"{len(tenant)}:{tenant}{response}".encode("utf-8", "surrogatepass")
-        return hashlib.blake2b(words, digest_size=16, key=self._secret).digest()
+    def _digest(self, words: str, size: int) -> bytes:
+        data = words.encode("utf-8", "surrogatepass")
+        return hashlib.blake2b(data, digest_size=size, key=self._secret).digest()

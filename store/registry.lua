@@ -3,8 +3,10 @@
 --
 -- Keys behind the fleet's prefix: workers HASH name -> record, worker_leases ZSET name -> deadline,
 -- wish HASH generation, record; worker_orders HASH worker -> order, and orders_changed HASH
--- generation, which counts changes of them; polls HASH engine -> deadline, router; responses HASH
--- response -> worker, response_ends ZSET response -> deadline. None has a time to live: a policy of volatile-lru must not evict them.
+-- generation, which counts changes of them; polls HASH engine -> deadline, router. Of each tenant
+-- with stored responses, responses:TENANT HASH response -> worker, response_ends:TENANT ZSET
+-- response -> deadline; of all of them response_tenants ZSET tenant -> how many it has, below zero,
+-- response_firsts ZSET tenant -> its first deadline, response_count HASH all -> their number. None has a time to live: a policy of volatile-lru must not evict them.
 
 local function now_s()
   local time = redis.call('TIME')
@@ -104,33 +106,78 @@ local function claim_poll(keys, args)
   return holder
 end
 
--- Which workers keep responses, for so long: names and workers in turn. What is over goes, and the
--- oldest of too many.
+-- A tenant's responses, of which it had so many, have changed.
+local function settle(keys, tenant, had)
+  local workers, ends = keys[1] .. 'responses:' .. tenant, keys[1] .. 'response_ends:' .. tenant
+  local first = redis.call('ZRANGEBYSCORE', ends, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+  if first then
+    redis.call('ZADD', keys[1] .. 'response_firsts', first, tenant)
+    redis.call('ZADD', keys[1] .. 'response_tenants', -redis.call('HLEN', workers), tenant)
+  else
+    redis.call('DEL', workers)
+    redis.call('ZREM', keys[1] .. 'response_firsts', tenant)
+    redis.call('ZREM', keys[1] .. 'response_tenants', tenant)
+  end
+  redis.call('HINCRBY', keys[1] .. 'response_count', 'all', redis.call('HLEN', workers) - had)
+end
+
+-- The oldest of who has most go, as many at once as it has more than the next, until there are so many.
+local function forget_oldest(keys, most)
+  local over = tonumber(redis.call('HGET', keys[1] .. 'response_count', 'all') or 0) - most
+  while over > 0 do
+    local largest = redis.call('ZRANGEBYSCORE', keys[1] .. 'response_tenants', '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    local tenant = largest[1]
+    if not tenant then -- a server that lost some keys only
+      redis.call('DEL', keys[1] .. 'response_count')
+      return
+    end
+    local had = -tonumber(largest[2])
+    local more = had + tonumber(largest[4] or 0)
+    local ends, workers = keys[1] .. 'response_ends:' .. tenant, keys[1] .. 'responses:' .. tenant
+    local oldest = redis.call('ZPOPMIN', ends, math.min(over, math.max(1, more)))
+    for i = 1, #oldest, 2 do
+      redis.call('HDEL', workers, oldest[i])
+    end
+    settle(keys, tenant, had)
+    over = tonumber(redis.call('HGET', keys[1] .. 'response_count', 'all')) - most
+  end
+end
+
+-- Which workers keep responses, for so long: tenants, names and workers in turn. What is over goes,
+-- also of others, and what is too many.
 local function note_responses(keys, args)
-  local workers, ends = keys[1] .. 'responses', keys[1] .. 'response_ends'
-  local now, ttl_s, most = now_s(), tonumber(args[1]), tonumber(args[2])
-  for i = 3, #args, 2 do
-    redis.call('HSET', workers, args[i], args[i + 1])
-    redis.call('ZADD', ends, string.format('%.6f', now + ttl_s), args[i])
+  local now, ttl_s = now_s(), tonumber(args[1])
+  local had = {}
+  local function look_at(tenant)
+    had[tenant] = had[tenant] or redis.call('HLEN', keys[1] .. 'responses:' .. tenant)
   end
-  local over = redis.call('ZRANGEBYSCORE', ends, '-inf', string.format('%.6f', now), 'LIMIT', 0, #args + 100)
-  for _, response in ipairs(over) do
-    redis.call('ZREM', ends, response)
-    redis.call('HDEL', workers, response)
+  for i = 3, #args, 3 do
+    look_at(args[i])
+    redis.call('HSET', keys[1] .. 'responses:' .. args[i], args[i + 1], args[i + 2])
+    redis.call('ZADD', keys[1] .. 'response_ends:' .. args[i], string.format('%.6f', now + ttl_s), args[i + 1])
   end
-  local oldest = redis.call('ZPOPMIN', ends, math.max(0, redis.call('HLEN', workers) - most))
-  for i = 1, #oldest, 2 do
-    redis.call('HDEL', workers, oldest[i])
+  local until_now = string.format('%.6f', now)
+  for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', keys[1] .. 'response_firsts', '-inf', until_now, 'LIMIT', 0, 16)) do
+    look_at(tenant)
   end
+  for tenant, count in pairs(had) do
+    local ends = keys[1] .. 'response_ends:' .. tenant
+    for _, response in ipairs(redis.call('ZRANGEBYSCORE', ends, '-inf', until_now, 'LIMIT', 0, #args + 100)) do
+      redis.call('ZREM', ends, response)
+      redis.call('HDEL', keys[1] .. 'responses:' .. tenant, response)
+    end
+    settle(keys, tenant, count)
+  end
+  forget_oldest(keys, tonumber(args[2]))
   return 1
 end
 
 local function response_worker(keys, args)
-  local ends = redis.call('ZMSCORE', keys[1] .. 'response_ends', args[1])[1]
+  local ends = redis.call('ZMSCORE', keys[1] .. 'response_ends:' .. args[1], args[2])[1]
   if not ends or tonumber(ends) <= now_s() then
     return ''
   end
-  return redis.call('HGET', keys[1] .. 'responses', args[1]) or ''
+  return redis.call('HGET', keys[1] .. 'responses:' .. args[1], args[2]) or ''
 end
 
 redis.register_function { function_name = LIBRARY .. '_note_responses', callback = note_responses }

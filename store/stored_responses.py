@@ -1,11 +1,13 @@
 """Which worker keeps which stored response, in Redis, so that every router of a fleet finds it.
 
-Kept beside the registry. A response goes by a name that routers derive from its id and its tenant:
-who reads Redis learns neither. Names end after a while, and the oldest first when there are too
-many: an engine that keeps responses in its memory keeps them no longer than it runs.
+Kept beside the registry. A response goes by names that routers derive from its tenant and its id:
+who reads Redis learns neither, only how many one has. Names end after a while, and of too many the
+oldest of who has most: an engine that keeps responses in its memory keeps them no longer than it
+runs.
 """
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.redis_functions import Argument, RedisFunctions
@@ -13,6 +15,13 @@ from prefixfleet.store.redis_functions import Argument, RedisFunctions
 MOST_RESPONSES = 100_000
 RESPONSE_TTL_S = 86_400.0
 """A conversation that goes on the next day is found; OpenAI keeps responses for 30 days."""
+
+
+class ResponseName(NamedTuple):
+    """A response as Redis and routers know it: both are digests."""
+
+    tenant: bytes
+    response: bytes
 
 
 class StoredResponses:
@@ -34,14 +43,16 @@ class StoredResponses:
         self._ttl_s = ttl_s
         self._most = most
 
-    async def note(self, workers: Mapping[bytes, str]) -> None:
+    async def note(self, workers: Mapping[ResponseName, str]) -> None:
         """Each response is kept by its worker from now on."""
-        words: list[Argument] = [word for entry in workers.items() for word in entry]
+        words: list[Argument] = []
+        for name, worker in workers.items():
+            words += (name.tenant.hex(), name.response, worker)
         await self._redis.call("note_responses", self._ttl_s, self._most, *words)
 
-    async def worker_of(self, response: bytes) -> str:
+    async def worker_of(self, name: ResponseName) -> str:
         """Who keeps it; empty if nobody, as far as is known."""
-        reply = await self._redis.ask("response_worker", response)
+        reply = await self._redis.ask("response_worker", name.tenant.hex(), name.response)
         try:
             return reply.decode()  # type: ignore[no-any-return]  # it is checked by this
         except (AttributeError, UnicodeDecodeError):

@@ -88,6 +88,18 @@ async def test_the_oldest_of_too_many_go(clock):
     assert found == ["b", "", "a", "a"]
 
 
+async def test_a_tenant_with_many_pushes_out_its_own(clock):
+    keepers = alone(clock, most=10)
+    for number in range(3):
+        keepers.note("small", str(number), "a")
+    for number in range(1_000):
+        keepers.note("big", str(number), "a")
+
+    assert [await keepers.worker_of("small", str(number)) for number in range(3)] == ["a"] * 3
+    found = [number for number in range(1_000) if await keepers.worker_of("big", str(number))]
+    assert found == list(range(993, 1_000))
+
+
 async def test_others_are_told_however_many_there_are(sharing):
     one, other = sharing(), sharing()
 

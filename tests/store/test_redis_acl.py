@@ -21,7 +21,7 @@ from prefixfleet.store.poll_rights import PollRights
 from prefixfleet.store.records import WorkerRecord
 from prefixfleet.store.redis_acl import CALLED, CALLED_INSIDE, CONNECTING, acl_rules
 from prefixfleet.store.registry import WorkerRegistry
-from prefixfleet.store.stored_responses import StoredResponses
+from prefixfleet.store.stored_responses import ResponseName, StoredResponses
 from prefixfleet.store.worker_orders import WorkerOrders
 
 CHAIN = chain_of("acl", 300)
@@ -103,9 +103,9 @@ async def do_everything(url):
     assert await rights.claim("http://e:1", ttl_s=0.01)
     await rights.close()
     responses = StoredResponses(url, "f", most=1, timeout_s=20)
-    await responses.note({b"over": "w"})
-    await responses.note({b"there": "w"})
-    assert await responses.worker_of(b"there") == "w"
+    await responses.note({ResponseName(b"t", b"over"): "w"})
+    await responses.note({ResponseName(b"t", b"there"): "w"})
+    assert await responses.worker_of(ResponseName(b"t", b"there")) == "w"
     await responses.close()
 
 

@@ -1,5 +1,7 @@
 """What an engine holds itself, from its KV events on real sockets to the fleet's second index."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 from engine_publisher import EnginePublisher, removed
 from eventually import until
@@ -121,6 +123,19 @@ async def test_it_comes_back_with_all_it_held(daemon, publisher, caches):
         await until(lambda: found(caches, chain_of(TOKENS), {}))
 
 
+async def test_an_engine_that_came_again_is_followed_when_its_old_connection_ends(
+    daemon, publisher, caches
+):
+    """A daemon that was busy hears the new hello first."""
+    async with AsyncExitStack() as old:
+        await old.enter_async_context(engine_of(daemon, publisher))
+        async with engine_of(daemon, publisher):
+            await old.aclose()
+            await until(lambda: daemon.snapshot()["engines"] == 1)
+            await publisher.publish(publisher.stored(TOKENS))
+            await until(lambda: found(caches, chain_of(TOKENS), {"test": BLOCKS}))
+
+
 async def test_engines_of_a_node_are_told_apart(daemon, publisher, caches):
     async with (
         EnginePublisher(NAMESPACE.block_tokens) as second,
@@ -162,6 +177,11 @@ async def test_an_endpoint_that_nobody_can_connect_to_is_shown_and_harms_nobody(
     async with PlainEngine.connected(path, events="tcp://127.0.0.1:notaport") as engine:
         await until(lambda: degraded(daemon))
         assert "pool_path" in engine.welcome
+
+    async def well():
+        return not await degraded(daemon)
+
+    await until(well)
 
 
 async def degraded(daemon):

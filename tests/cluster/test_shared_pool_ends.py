@@ -11,7 +11,8 @@ from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
 from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
-from prefixfleet.cluster import slab_mover
+from prefixfleet.cluster import slab_mover, writes
+from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
@@ -169,6 +170,32 @@ async def test_what_is_read_of_one_model_keeps_no_other_from_giving_memory(node)
             assert kind(node, away)["slabs"] > 0
             assert node._opener.mover.stuck <= 2
         assert kind(node, small)["slabs"] >= 2
+
+
+async def test_blocks_that_a_rank_never_asked_for_do_not_keep_the_memory(node, monkeypatch):
+    """The other rank wrote its half; this one's question was lost with its connection."""
+    monkeypatch.setattr(writes, "AWAIT_S", 0.5)
+    monkeypatch.setattr(slab_mover, "RETRY_S", 0.05)
+    socket, chain = node.settings.socket_path, join_hashes(fresh_chain(1_490))
+    two_ranks = {
+        "namespace": asdict(replace(NAMESPACE, weights="of two", tensor_parallel=2)),
+        "payload_bytes": 4_000,
+        "shards": 2,
+    }
+    async with (
+        PlainEngine.connected(socket, engine="two", role="worker", **two_ranks) as rank,
+        PlainEngine.connected(socket, engine="large", **LARGE) as large,
+    ):
+        await until(lambda: kind(node, large)["slabs"] == 4)
+        slots = (await rank.ask("reserve", parent=b"", hashes=chain, rank=0))["slots"]
+        assert slots.count(-1) < 300
+        await rank.ask("commit", hashes=chain, rank=0)
+
+        async def has_more():
+            await stored(large, fresh_chain(100), 2)
+            return kind(node, large)["slabs"] > 8
+
+        await until(has_more)
 
 
 async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_path_factory):

@@ -96,7 +96,7 @@ def test_namespaces_that_share_a_nodes_memory_are_shown():
         "bb" * 16: {"engines": 7, "slots": "many", "found_blocks": 12, "disk": True},
         "cc" * 16: None,
     }
-    node = {"node": "n", "epoch": 1, "suspect": False, "stats": {"kinds": kinds}}
+    node = {"node": "n", "epoch": 1, "lease": "held", "stats": {"kinds": kinds}}
 
     text = shown(FleetWish(), nodes=[node])
 

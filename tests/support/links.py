@@ -61,7 +61,7 @@ def soon(seconds: float = 20.0) -> float:
 def shared_memory(count: int) -> memoryview:
     """Zeros in a private file of shared memory, as a pool is; the file goes with its last view."""
     fd, path = tempfile.mkstemp(prefix=f"{FILES}{os.getpid()}-", dir=SHARED_MEMORY)
-    os.truncate(fd, count)
+    os.posix_fallocate(fd, 0, count)
     memory = map_shared(fd, count)
     os.close(fd)
     weakref.finalize(memory.obj, Path(path).unlink, missing_ok=True)

@@ -138,7 +138,8 @@ async def test_an_engine_that_dies_is_withdrawn_started_again_and_serves_at_its_
 
     async with aiohttp.ClientSession() as session:
         with contextlib.suppress(aiohttp.ClientError):
-            await session.get(f"{record.url}/die")
+            async with session.get(f"{record.url}/die"):
+                pass
 
     await until(lambda: worker.starts == 2)
 
@@ -239,16 +240,21 @@ async def test_a_draining_worker_waits_for_the_requests_it_has(start, node, regi
     worker, _ = start(drain_s=60)
     record = await asyncio.wait_for(worker.ready, 30)
     async with aiohttp.ClientSession() as session:
-        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        held = asyncio.create_task(_status(session, f"{record.url}/hold"))
         await until(lambda: _holds(session, record))
 
         draining = asyncio.create_task(worker.drain())
         await until(lambda: is_state(registry, "leaving"))
         assert not draining.done()
-        await (await session.get(f"{record.url}/let-go")).read()
+        await _status(session, f"{record.url}/let-go")
 
         assert await asyncio.wait_for(draining, 30) is True
-        assert (await held).status == 200
+        assert await held == 200
+
+
+async def _status(session, url):
+    async with session.get(url) as response:
+        return response.status
 
 
 async def _holds(session, record):
@@ -260,12 +266,12 @@ async def test_draining_ends_with_its_time_and_says_so(start, node, caplog):
     worker, _ = start(drain_s=0.5)
     record = await asyncio.wait_for(worker.ready, 30)
     async with aiohttp.ClientSession() as session:
-        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        held = asyncio.create_task(_status(session, f"{record.url}/hold"))
         await until(lambda: _holds(session, record))
 
         assert await worker.drain() is False
 
-        await (await session.get(f"{record.url}/let-go")).read()
+        await _status(session, f"{record.url}/let-go")
         await held
     assert "not drained: it still had requests after 0.5 s" in caplog.text
 

@@ -93,6 +93,20 @@ async def test_a_changed_body_is_refused(http, daemon, engine):
     assert status == 403
 
 
+@pytest.mark.parametrize("path", ["/prefetch", "/handover", "/keep"])
+async def test_a_signature_of_any_bytes_is_a_wrong_one(http, daemon, path):
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(
+            *daemon.url.removeprefix("http://").split(":")
+        )
+        head = f"POST {path} HTTP/1.0\r\nContent-Length: 2\r\n{SIGNATURE_HEADER}: ".encode()
+        writer.write(head + b"\xff\xed\xa0\x80\r\n\r\n{}")
+        status = await reader.readline()
+        writer.close()
+
+    assert b" 403 " in status
+
+
 async def test_signed_junk_is_refused_as_such(http, daemon, engine):
     body = b"\xc1 no hint"
 

@@ -103,6 +103,31 @@ async def test_a_full_node_has_a_place_again_when_a_model_is_long_without_an_eng
             assert await stored(ninth, fresh_chain(3)) == 3
 
 
+async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(node):
+    """As after an update of an engine's options; until then it is a mistake."""
+    socket, exact, eight_bits = node.settings.socket_path, fresh_chain(20), fresh_chain(30)
+    otherwise = SMALL | {
+        "namespace": asdict(replace(NAMESPACE, encoding="int8")),
+        "payload_bytes": 4_000,
+    }
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await stored(before, exact) == 20
+        async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+            assert "an engine here stores them as 'exact'" in after.welcome["error"]
+    await until(lambda: node.snapshot()["engines"] == 0)
+
+    async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+        await until(lambda: kind(node, after)["slabs"] > 0)
+        assert await stored(after, eight_bits) == 30
+        assert await found(after, exact) == 0
+        async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+            assert "an engine here stores them as 'int8'" in before.welcome["error"]
+    await until(lambda: node.snapshot()["engines"] == 0)
+
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await found(before, exact) == 20
+
+
 async def test_wishes_to_keep_do_not_leave_another_model_without_memory(node, monkeypatch):
     """Kept blocks all over the memory, so that there is no slab without one."""
     monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # fill all of it

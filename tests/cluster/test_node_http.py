@@ -35,7 +35,9 @@ from prefixfleet.transfer.tcp import TcpLink
 
 @pytest.fixture
 async def daemon(tmp_path_factory):
-    async with running_node(MemoryIndex(), settings_of(tmp_path_factory.mktemp("n"))) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(tmp_path_factory.mktemp("n"))
+    ) as daemon:
         yield daemon
 
 

@@ -28,7 +28,9 @@ from prefixfleet.store.records import NodeRecord
 @pytest.fixture
 async def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("n")
-    async with running_node(MemoryIndex(), settings_of(folder, pool_bytes=POOL_BYTES)) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(folder, pool_bytes=POOL_BYTES)
+    ) as daemon:
         yield daemon
         for pool in daemon._opener.pools.values():
             pool.host.pool.check()
@@ -238,12 +240,12 @@ async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_p
 
 def lone_node(settings):
     """Without `running_node`'s own watch on its loops."""
-    return NodeDaemon(settings, SECRET, MemoryIndex(), open_links(settings, SECRET))
+    return NodeDaemon(settings, SECRET, MemoryIndex(lease_s=60), open_links(settings, SECRET))
 
 
 async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_over(tmp_path_factory):
     """The peer accepts what is offered of the first model, and then nothing comes of it."""
-    index, folder = MemoryIndex(), tmp_path_factory.mktemp("n")
+    index, folder = MemoryIndex(lease_s=60), tmp_path_factory.mktemp("n")
     async with AsyncExitStack() as stack:
         a, b = [
             await stack.enter_async_context(
@@ -273,7 +275,7 @@ async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_ove
             return held and all(kind["slots"] for kind in told["b"].values()) and told["b"]
 
         await until(known)
-        assert await ask_handover(a.url, prefetch_key(SECRET), 3.0) == HandedOver(11, 6)
+        assert await ask_handover(a.url, prefetch_key(SECRET), 8.0) == HandedOver(11, 6)
         assert await found(large_b, theirs, 2) == 6
 
 

@@ -24,7 +24,7 @@ STANDIN = Path(node_rig.__file__).parent / "standin"
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 

@@ -65,8 +65,7 @@ class Perftest:
     """UCX's own benchmark in C: one buffer, polling on both sides, nothing checked.
 
     A buffer of 1 MiB stays in the cache; one of 64 MiB does not, as blocks do not. Without error
-    handling, which is always on with us, UCX writes into the receiver's buffer without a copy; it
-    hangs then when a peer dies.
+    handling, which is always on with us, UCX may choose other protocols, and hang when a peer dies.
     """
 
     def __init__(self):

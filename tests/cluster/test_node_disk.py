@@ -7,6 +7,7 @@ import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, pool_of, running_node, settings_of
 
+from prefixfleet.cluster import demotion
 from prefixfleet.cluster.node_stats import render_metrics
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
@@ -42,6 +43,12 @@ def settings(folder, tmp_path):
         return settings_of(folder, name, **values | changes)
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def whole_pool_may_wait(monkeypatch):
+    """However slow disk and index are, nothing leaves unwritten because too much waits for them."""
+    monkeypatch.setattr(demotion, "WAITING_SHARE", 1)
 
 
 def disk(daemon):
@@ -92,6 +99,7 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
             assert await check(engine, chain, f"r{number}") == 60
             await engine.ask("release", request=f"r{number}")
             await until(lambda chain=chain: matched(index, chain, {"a": 60}))
+            await until(lambda: idle(daemon))
         assert disk(daemon)["promoted_blocks"] > 0
 
 
@@ -185,6 +193,7 @@ async def test_a_node_whose_hits_come_from_disk_tells_the_routers_that_they_take
             for engine in (from_disk, from_memory):
                 assert await check(engine, chain, f"r{number}") == 60
                 await engine.ask("release", request=f"r{number}", copied=60, copy_s=0.6)
+            await until(lambda: idle(small))
 
         async def published():
             found = {m.node: r.stats["hits"] for m, r in await index.members()}

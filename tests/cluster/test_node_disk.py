@@ -56,9 +56,10 @@ def disk(daemon):
 
 
 async def idle(daemon):
-    """Until nothing is on its way to the disk or out of the pool."""
+    """Until nothing is on its way to the disk or out of the pool, nor is about to be."""
     tiers = daemon.snapshot()["tiers"]
-    return tiers["ssd"]["waiting_blocks"] == 0 and tiers["dram"]["leaving"] == 0
+    roomy = pool_of(daemon).host.pool.free_slots >= tiers["dram"]["keep_free"]
+    return roomy and tiers["ssd"]["waiting_blocks"] == 0 and tiers["dram"]["leaving"] == 0
 
 
 async def fill(daemon, engine, chains):

@@ -120,7 +120,11 @@ async def test_killed_at_any_moment_it_never_gives_a_torn_block(index, environ):
                 await engine.put(chain)
             chains += new
             await asyncio.sleep(draw.uniform(0, 0.05))
-    assert any("bucket" in name for name in os.listdir(environ["PREFIXFLEET_NODE_SSD_PATH"] + "/a"))
+    assert bucket_files(environ)
+
+
+def bucket_files(environ):
+    return list(Path(environ["PREFIXFLEET_NODE_SSD_PATH"]).glob("a/*/bucket-*"))
 
 
 async def gone(index):

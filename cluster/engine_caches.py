@@ -10,6 +10,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
@@ -40,6 +41,7 @@ class EngineCache:
         secret: bytes,
         clock: Callable[[], float],
     ) -> None:
+        self.hello = hello
         namespace, key = hello.identity(), hash_key(secret)
         digest = namespace.digest(secret)
         self._mirror = EngineMirror(
@@ -118,32 +120,31 @@ class EngineCaches:
         self._caches: dict[str, EngineCache] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[None]] = set()
-        self._ended_by = ""
+        self._broken: dict[str, str] = {}  # why an engine that is here is followed no more
 
     @property
     def faults(self) -> list[str]:
         """See the class."""
-        faults = (self._ended_by, *(cache.fault for cache in self._caches.values()))
+        faults = (*self._broken.values(), *(cache.fault for cache in self._caches.values()))
         return [fault for fault in faults if fault]
 
     def came(self, hello: Hello) -> None:
-        """An engine connected: follow it from now on, if it tells anything."""
+        """An engine connected: follow it from now on, if it tells anything. What came under its
+        name before is followed no more."""
         if hello.role != SCHEDULER or not hello.events:
             return
-        self.left(hello)
+        self._forget(hello.engine)
         record = NodeRecord(node=hello.engine, host=self._host)
         cache = EngineCache(hello, lambda: record, self._index, self._secret, self._clock)
         self._caches[hello.engine] = cache
         task = self._running[hello.engine] = asyncio.create_task(cache.run())
-        task.add_done_callback(self._ended)
+        task.add_done_callback(partial(self._ended, hello.engine))
 
     def left(self, hello: Hello) -> None:
-        """Its connection ended: what it holds is nobody's business any more."""
-        if hello.role == SCHEDULER and hello.engine in self._caches:
-            del self._caches[hello.engine]
-            task = self._running.pop(hello.engine)
-            task.cancel()
-            self._ending.add(task)
+        """Its connection ended, ``hello`` is the very one that `came`: what it holds is nobody's
+        business any more. An engine that came again meanwhile is followed on."""
+        if (cache := self._caches.get(hello.engine)) is not None and cache.hello is hello:
+            self._forget(hello.engine)
 
     def numbers(self) -> dict[str, dict[str, Any]]:
         """By engine; see `EngineCache.numbers`."""
@@ -158,9 +159,18 @@ class EngineCaches:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _forget(self, engine: str) -> None:
+        self._broken.pop(engine, None)
+        if self._caches.pop(engine, None) is not None:
+            task = self._running.pop(engine)
+            task.cancel()
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    def _ended(self, engine: str, task: asyncio.Task[None]) -> None:
         """The top of a task: its fault must be seen, and is no reason to stop the node."""
-        self._ending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an engine's own cache is followed no more", exc_info=error)
-            self._ended_by = f"an engine's own cache is followed no more: {error!r:.200}"
+            if self._running.get(engine) is task:
+                why = f"{engine}: its own cache is followed no more: {error!r:.200}"
+                self._broken[engine] = why

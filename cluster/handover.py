@@ -6,7 +6,6 @@ deadline: what nobody takes is recomputed when it is wanted.
 """
 
 import asyncio
-import hmac
 import json
 import logging
 import uuid
@@ -23,6 +22,7 @@ from prefixfleet.store.prefetch import (
     SIGNATURE_HEADER,
     Prefetch,
     encode_prefetch,
+    is_signed,
     sign,
 )
 from prefixfleet.store.records import NodeRecord, PullPlan
@@ -117,7 +117,7 @@ def encode_request(within_s: float) -> bytes:
 
 def open_request(body: bytes, signature: str, key: bytes) -> float:
     """Seconds in a request. Raises `PeerRefused` (wrong signature) or `ProtocolError`."""
-    if not hmac.compare_digest(sign(body, key).encode(), signature.encode()):
+    if not is_signed(body, signature, key):
         raise PeerRefused("handover: wrong signature; do all hosts have the same cluster secret?")
     try:
         within_s = float(json.loads(body)["handover_within_s"])

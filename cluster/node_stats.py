@@ -117,7 +117,7 @@ class _Collector:
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=index[name]
             )
         yield GaugeMetricFamily(
-            "prefixfleet_node_engines", "Engine connections", value=stats["engines"]
+            "prefixfleet_node_engines", "Engines that use the pool", value=stats["engines"]
         )
         yield GaugeMetricFamily(
             "prefixfleet_node_degraded", "Degraded modes now", value=len(stats["degraded"])

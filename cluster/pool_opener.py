@@ -22,7 +22,7 @@ from prefixfleet.cluster.pool_memory import PoolMemory
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
-from prefixfleet.cluster.sharing import check_first, check_shared
+from prefixfleet.cluster.sharing import check_alike, check_first, check_shared
 from prefixfleet.cluster.slab_mover import SlabMover
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import is_of_era
@@ -65,9 +65,10 @@ class PoolOpener:
         """The pool of ``kind``, opened and told to the fleet if this is its first use.
 
         Raises:
-            ConfigError: its memory cannot be had, or `check_shared`, or its engines differ.
+            ConfigError: its memory cannot be had, or `check_shared`, or engines here differ.
         """
         async with self._opening:
+            check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
             if kind.digest not in self.pools:
                 try:
                     opened = await (self._open_next if self.pools else self._open_first)(

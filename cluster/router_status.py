@@ -9,8 +9,8 @@ from prefixfleet.store.errors import ConfigError
 
 class _Node(msgspec.Struct):
     node: str
-    epoch: int
-    suspect: bool
+    epoch: int | None
+    lease: str
     stats: dict[str, Any]
 
 

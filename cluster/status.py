@@ -130,14 +130,13 @@ def _nodes(nodes: Sequence[Mapping[str, Any]]) -> Table:
         "engines",
     )  # fmt: skip
     for node in nodes:
-        lease = "suspect" if node["suspect"] else "held"
         stats = node["stats"]
         hit_ms = 1e3 * _number(stats.get("hits", {}), "block_s")  # a block, memory and disk
         for name, tier in (stats.get("tiers") or {"-": {}}).items():
             size = _number(tier, "resident") * _number(tier, "slot_bytes") / 2**30
             table.add_row(
-                node["node"], str(node["epoch"]), lease, name, str(tier.get("resident", 0)),
-                str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
+                node["node"], str(node["epoch"] or "-"), node["lease"], name,
+                str(tier.get("resident", 0)), str(tier.get("slots", 0)), str(tier.get("pinned", 0)),
                 str(tier.get("keep_free", "")), f"{size:.2f}", f"{hit_ms:.2f}",
                 str(stats.get("engines", 0)),
             )  # fmt: skip

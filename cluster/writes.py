@@ -4,6 +4,7 @@ Every rank of a tensor-parallel engine asks for itself and must hear the same, o
 for shards that never come. Must not know sockets, bytes or the index.
 """
 
+import itertools
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,12 +20,17 @@ LATE_S = 10.0
 """An engine that gives up its connection, as it does when an answer comes too late, may be in the
 middle of its copies: so long nobody else is given their slots. Its bytes between another one's copy
 and its checksum would make a wrong block that looks right."""
+AWAIT_S = 60.0
+"""The ranks of an engine ask within moments of each other. One that has not asked by then (its
+question was lost with its connection) may never: the block is lost for all, or it would keep its
+slot for as long as the engine lives."""
 
 
 @dataclass(slots=True)
 class _Write:
     reservation: Reservation
     slot: int
+    since_s: float
     awaited: set[int]  # ranks that have not asked yet
     sessions: dict[int, int] = field(default_factory=dict)  # of the ranks that have
     writing: set[int] = field(default_factory=set)
@@ -93,10 +99,16 @@ class Writes:
                 self._fail(block, write, rank)
 
     def expire(self) -> None:
-        """Give away the slots that nobody writes late any more."""
+        """Give away the slots that nobody writes late any more, and those of blocks that a rank
+        did not ask for within `AWAIT_S`."""
         now = self._clock()
         while self._late and self._late[0][0] <= now:
             self._pool.release_quarantine([self._late.popleft()[1]])
+        old = itertools.takewhile(lambda w: w[1].since_s + AWAIT_S <= now, self._writes.items())
+        for block, write in reversed([(b, w) for b, w in old if w.awaited]):
+            write.failed = True
+            write.awaited.clear()  # who asks after all begins anew
+            self._end_if_failed(block, write)
 
     def _decided(self, block: BlockHash, rank: int) -> bool:
         write = self._writes.get(block)
@@ -107,7 +119,8 @@ class Writes:
             if self._decided(block, rank):
                 reservation.abandon(block)  # the other ranks were told something else
             elif slot != NO_SLOT:
-                self._writes[block] = _Write(reservation, slot, set(self._ranks))
+                awaited = set(self._ranks)
+                self._writes[block] = _Write(reservation, slot, self._clock(), awaited)
             elif block not in self._writes:
                 self._refuse(block, set(self._ranks))
 

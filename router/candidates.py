@@ -154,10 +154,12 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
 
 
-def read_block_s(record: NodeRecord | None) -> float:
-    """Seconds that a block held by a node takes to load, by its record; 0 where it says none."""
-    hits = record.stats.get("hits") if record else None
-    seconds = hits.get("block_s") if isinstance(hits, dict) else None
+def read_block_s(record: NodeRecord | None, namespace: bytes) -> float:
+    """Seconds that a block of ``namespace`` held by a node takes to load, by its record; 0 where
+    it says none. Models whose blocks are larger, or lie on disk, are slower on the same node."""
+    kinds = record.stats.get("kinds") if record else None
+    kind = kinds.get(namespace.hex()) if isinstance(kinds, dict) else None
+    seconds = kind.get("block_s") if isinstance(kind, dict) else None
     if not isinstance(seconds, int | float) or not seconds > 0:
         return 0.0
     return min(float(seconds), MAX_BLOCK_S)

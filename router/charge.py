@@ -30,7 +30,8 @@ NO_LOAD = Load()
 
 
 class Charge(Struct, eq=False):
-    """One request's part in a worker's load. Owned by the task that serves the request."""
+    """One request's part in a worker's load. Owned by the task that serves the request,
+    then by `Background` where it goes on."""
 
     worker: str
     tokens: int
@@ -44,6 +45,7 @@ class Charge(Struct, eq=False):
     prefill_s: float | None = None  # what it took, see `Page.spent_on`
     alone: bool = True  # no other prefill of this router was in flight there while this one was
     refused: bool = False  # nothing was computed
+    goes_on: str = ""  # URL where its engine says whether it computes it still, behind its answer
 
     def first_byte(self, now: float, *, refused: bool = False) -> None:
         """The prefill is over, or the worker ``refused`` it; from here the request only decodes.
@@ -54,6 +56,12 @@ class Charge(Struct, eq=False):
             self.prefill_s = None if refused else self.page.spent_on(self, now)
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
+
+    def go_on_unheard(self) -> None:
+        """It is computed on where nobody hears its first byte: as an answer that comes whole."""
+        if self.streamed and self.first_byte_s is None:
+            self.streamed = False
+            self.page.whole_answers += 1
 
 
 @dataclass(slots=True)

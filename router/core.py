@@ -20,7 +20,9 @@ from prefixfleet.router.adapters import listed
 from prefixfleet.router.admin_key import AdminKey
 from prefixfleet.router.afterwards import Afterwards
 from prefixfleet.router.arrivals import bring_newcomers
+from prefixfleet.router.background import Background, asking
 from prefixfleet.router.book import Book
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.departed import Departed
 from prefixfleet.router.dispatch import Dispatcher
@@ -158,6 +160,9 @@ class Router:
                 self.roster.forget,
             ),
         )
+        self.background = Background(
+            asking(lambda: self.session), self._ended, self.degraded, clock
+        )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()
         self.in_flight = 0
@@ -219,6 +224,7 @@ class Router:
             "arrivals": lambda: bring_newcomers(self),
             "files": self._reload,
             "silence": lambda: watch_silence(self),
+            "background": self.background.run,
         }
         if self._cache_feed is not None:
             loops["engine caches"] = self._cache_feed.run
@@ -269,6 +275,10 @@ class Router:
 
     def _step_s(self, worker: str, sequences: int) -> float:
         return self.token_times.seconds(worker, sequences) if sequences else 0.0
+
+    def _ended(self, charge: Charge) -> None:
+        self.book.release(charge)
+        self.turns.look()
 
     async def _reload(self) -> None:
         while True:

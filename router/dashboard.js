@@ -75,22 +75,22 @@ function showDegraded(snap) {
 function showNodes(snap) {
   const rows = [];
   const cards = snap.nodes.map(node => {
-    const card = make("li", undefined, node.suspect ? {class: "suspect"} : {});
+    const card = make("li", undefined, node.lease === "held" ? {} : {class: "suspect"});
     card.append(make("b", node.node, {title: node.node}));
     const tiers = Object.entries(node.stats.tiers || {});
     if (!tiers.length) card.append(make("span", "tells nothing yet"));
     for (const [name, tier] of tiers) {
       const full = tier.slots ? tier.resident / tier.slots : 0;
       card.append(bar([["local", full]], `${node.node}, ${name}: ${percent(full)} full`));
-      card.append(make("span", `${name} ${percent(full)}${node.suspect ? ", suspect" : ""}`));
-      rows.push([node.node, node.suspect ? "suspect" : "held", name, number(tier.resident || 0), number(tier.slots || 0),
+      card.append(make("span", `${name} ${percent(full)}${node.lease === "held" ? "" : `, ${node.lease}`}`));
+      rows.push([node.node, node.lease, name, number(tier.resident || 0), number(tier.slots || 0),
                  number(tier.pinned || 0), number((tier.resident || 0) * (tier.slot_bytes || 0) / 2 ** 30, 2), number(node.stats.engines || 0)]);
     }
     return card;
   });
   byId("nodes").replaceChildren(...cards);
-  const suspects = snap.nodes.filter(n => n.suspect).length;
-  byId("nodes-summary").textContent = `${snap.nodes.length} nodes${suspects ? `, ${suspects} of them suspect` : ""}`;
+  const other = ["suspect", "awaited"].map(lease => [lease, snap.nodes.filter(n => n.lease === lease).length]).filter(([, count]) => count);
+  byId("nodes-summary").textContent = `${snap.nodes.length} nodes${other.map(([lease, count]) => `, ${count} of them ${lease}`).join("")}`;
   fillTable("nodes-table", ["node", "lease", "tier", "blocks", "of", "pinned", "GiB", "engines"], rows);
 }
 

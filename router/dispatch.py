@@ -20,7 +20,7 @@ from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.ranks import Ranks
 from prefixfleet.router.speeds import Speeds
 from prefixfleet.router.view import View
-from prefixfleet.router.worker import Worker
+from prefixfleet.router.worker import Worker, namespace_of
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.records import NodeRecord, PullPlan
 
@@ -111,7 +111,7 @@ class Dispatcher:
 
     def decide(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
         """The best for one request at this moment; changes nothing. ``workers`` is not empty."""
-        findings = {kind: self._look_up(chain) for kind, chain in chains.items()}
+        findings = {k: self._look_up(chain, namespace_of(k)) for k, chain in chains.items()}
         now = self._clock()
         told_s = self._told_s(now)
 
@@ -124,7 +124,8 @@ class Dispatcher:
             if worker.static and (worker.adapter or node not in self._pullable()):
                 sources = ()
             sources = over_links(node, links, sources, told_s)
-            return candidate(worker, found, load, busy_s, prefill, sources, self._block_s(node))
+            block_s = self._block_s(node, worker.namespace)
+            return candidate(worker, found, load, busy_s, prefill, sources, block_s)
 
         if self._policy is choose and len(workers) > FEW:
             lineup = self._lineup(workers)
@@ -157,16 +158,16 @@ class Dispatcher:
             moving_s = decision.load_s + decision.pull_s
             self.speeds.learn(dispatched.worker.record, charge, tokens, cached, moving_s)
 
-    def _look_up(self, chain: Sequence[BlockHash]) -> Findings:
+    def _look_up(self, chain: Sequence[BlockHash], namespace: bytes) -> Findings:
         held = {**self.view.leading(chain), **self._engines.leading(chain)}
         return Findings(
             held=held,
             expected=self.view.expected(chain),
             own=self._caches.leading(chain),
-            sources=self._sources(held) if held else (),
+            sources=self._sources(held, namespace) if held else (),
         )
 
-    def _sources(self, held: Mapping[str, int]) -> Sequence[Source]:
+    def _sources(self, held: Mapping[str, int], namespace: bytes) -> Sequence[Source]:
         members, engines = self.view.members, self._engines.members
         pullable = self._pullable() if engines else ()
         can_send = {
@@ -181,7 +182,7 @@ class Dispatcher:
             node: max(0.0, self._sending[node] - now)
             for node in can_send.keys() & self._sending.keys()
         }
-        return longest(can_send, waits_s, self._block_s)
+        return longest(can_send, waits_s, lambda node: self._block_s(node, namespace))
 
     def _lineup(self, workers: Sequence[Worker]) -> Lineup:
         """The standing order of exactly these workers, as of now."""
@@ -216,8 +217,8 @@ class Dispatcher:
             self._told, self._told_at_s = records, now
         return now - self._told_at_s
 
-    def _block_s(self, node: str) -> float:
-        return read_block_s(self._records().get(node))
+    def _block_s(self, node: str, namespace: bytes) -> float:
+        return read_block_s(self._records().get(node), namespace)
 
     def _step_of(self, name: str, load: Load) -> float:
         # a step that generates for others is under way, and is ended first

@@ -47,7 +47,7 @@ class Feed:
 
     @property
     def records(self) -> Mapping[str, NodeRecord]:
-        """Latest record of each live node, by name."""
+        """Latest record of each live or awaited node, by name."""
         return self._records
 
     @property
@@ -115,7 +115,9 @@ class Feed:
         if known and 0 < self._empty_answers < EMPTY_ANSWERS:
             return  # all at once: rather the index was emptied than every node died
         self._forget_absent(known - {member for member, _ in listed})
-        self._records = {member.node: record for member, record in listed}
+        awaited = self._view.awaited
+        kept = {node: record for node, record in self._records.items() if node in awaited}
+        self._records = kept | {member.node: record for member, record in listed}
         for member, record in listed:
             if has_published_all(member, record):
                 self._view.settle(member)

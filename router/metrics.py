@@ -101,6 +101,11 @@ class Metrics:
             "Answers to responses whose id could not be read: nobody finds them again",
             registry=r,
         )
+        self.background = Gauge(
+            "prefixfleet_background_responses",
+            "Responses that engines compute behind their answer, counted as load",
+            registry=r,
+        )
         self.decisions = Count(
             "prefixfleet_decisions", "Requests sent", ["worker", "pull"], registry=r
         )
@@ -167,6 +172,7 @@ class Metrics:
         waiting = router.turns.load()
         self.waiting.set(waiting.queued_requests + router.without_worker)
         self.waiting_tokens.set(waiting.queued_tokens)
+        self.background.set(len(router.background))
         self.index_lag_s.set(router.feed.lag_s)
         self.unpublished_blocks.set(router.feed.unpublished_blocks)
         self.nodes.set(len(router.view.members))

@@ -175,8 +175,11 @@ async def _send(
         await in_step()
         status, body = await _exchange(passage, dispatched, charge, unwilling, may_ask_another)
     finally:
-        router.book.release(charge)
-        router.turns.look()  # its end may be another one's turn
+        if charge.goes_on:
+            router.background.follow(charge)
+        else:
+            router.book.release(charge)
+            router.turns.look()  # its end may be another one's turn
     if status == 200:
         passage.note_reuse(dispatched, body)
         router.engines.note_prompt(worker.name, len(dispatched.chain))
@@ -214,10 +217,12 @@ async def _exchange(
     asking = ask(router.pool, worker.record.url, client.target, lines, body)
     answer = await (_in_time(passage, asking) if passage.deadline_s else asking)
     stores, status = passage.route.stores, answer.status
+    goes_on = status == 200 and passage.goes_on
 
     def prefilled() -> None:
-        charge.first_byte(router.clock(), refused=status >= 400)
-        router.turns.look()
+        if not goes_on or answer.is_event_stream:
+            charge.first_byte(router.clock(), refused=status >= 400)
+            router.turns.look()
         if status == 200:
             passage.note_first_byte(dispatched, charge)
 
@@ -230,8 +235,10 @@ async def _exchange(
         if status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
             raise WorkerLost("status", f"{answer.url}: status {status}")
         router.traffic.answered(worker.name, status, unwilling)
-        pass_it_on = pass_noting(passage, worker, prefilled) if stores else pass_on
+        pass_it_on = pass_noting(passage, worker, prefilled, charge) if stores else pass_on
         held = await pass_it_on(answer, client, passage.headers(dispatched))
+        if answer.is_event_stream:
+            charge.goes_on = ""  # all of it has come
     finally:
         answer.release()
     passage.note_pace(dispatched, charge, client.events)

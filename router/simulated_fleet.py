@@ -104,8 +104,8 @@ class Fleet:
         links = {node.member.node: speed for node in nodes}
         records = {}
         for node in nodes:
-            hits = {"block_s": self.hit_block_s + node.hit_times.numbers()["block_s"]}
-            stats = {"links": links, "hits": hits}
+            kind = {"block_s": self.hit_block_s + node.hit_times.numbers()["block_s"]}
+            stats = {"links": links, "kinds": {NAMESPACE.hex(): kind}}
             name = node.member.node
             records[name] = NodeRecord(node=name, host="", stats=stats)
         return records

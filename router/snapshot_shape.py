@@ -9,7 +9,7 @@ from prefixfleet.store.errors import ConfigError
 
 class _Node(msgspec.Struct):
     node: str
-    suspect: bool
+    lease: str
     stats: dict[str, Any]
 
 

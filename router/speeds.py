@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping
 
 from prefixfleet.router.charge import Charge
-from prefixfleet.router.estimate import PrefillModel, Prefills, first_guess, observe
+from prefixfleet.router.estimate import PrefillModel, Prefills, observe
+from prefixfleet.router.guesses import Guesses
 from prefixfleet.store.records import WorkerRecord
 
 ROW_S = 0.05
@@ -21,12 +22,13 @@ class Speeds:
         self, models: Mapping[str, PrefillModel] | None, changed: Callable[[str], None]
     ) -> None:
         self._models: dict[str, PrefillModel] = dict(models or {})
+        self._guesses = Guesses(self._models)
         self._rows: dict[str, Prefills] = {}
         self._changed = changed
 
     def of(self, record: WorkerRecord) -> PrefillModel:
         """What is known of the worker's speed, ready or not."""
-        return self._models.get(record.worker) or first_guess(record.prefill_tokens_per_s)
+        return self._models.get(record.worker) or self._guesses.of(record)
 
     def learn(
         self, record: WorkerRecord, charge: Charge, tokens: int, cached: int, moving_s: float
@@ -48,9 +50,11 @@ class Speeds:
         if charge.alone or row.seconds >= ROW_S or row.count >= ROW:
             del self._rows[record.worker]
             self._models[record.worker] = observe(self.of(record), row)
-            self._changed(record.worker)
+            for name in (record.worker, *self._guesses.learned(record)):
+                self._changed(name)
 
     def forget(self, name: str) -> None:
         """Drop what was learned of a worker that is gone."""
         self._models.pop(name, None)
+        self._guesses.forget(name)
         self._rows.pop(name, None)

@@ -42,18 +42,27 @@ def status_of(router: Router) -> dict[str, Any]:
 
 
 def _nodes(router: Router) -> list[dict[str, Any]]:
-    records = router.feed.records
+    """Also those that are awaited: an index that lost its memory is no node's end."""
+    records, members = router.feed.records, router.view.members
     return [
         {
             "node": name,
-            "epoch": member.epoch,
-            "slot": member.slot,
-            "suspect": router.view.is_suspect(name),
+            "epoch": members[name].epoch if name in members else None,
+            "slot": members[name].slot if name in members else None,
+            "lease": _lease(router, name),
             "host": records[name].host if name in records else "",
             "stats": records[name].stats if name in records else {},
         }
-        for name, member in sorted(router.view.members.items())
+        for name in sorted(members.keys() | router.view.awaited)
     ]
+
+
+def _lease(router: Router, node: str) -> str:
+    """``awaited``: the index lost its memory, the node has not joined again yet; ``suspect``: it
+    failed before our eyes; else ``held``."""
+    if node not in router.view.members:
+        return "awaited"
+    return "suspect" if router.view.is_suspect(node) else "held"
 
 
 def _workers(router: Router) -> list[dict[str, Any]]:

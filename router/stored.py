@@ -9,7 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from prefixfleet.router.admission import admit
+from prefixfleet.router.background import response_url
 from prefixfleet.router.body import Body
+from prefixfleet.router.charge import Charge
 from prefixfleet.router.client import Client
 from prefixfleet.router.core import Router
 from prefixfleet.router.errors import (
@@ -53,16 +55,20 @@ _READ, _CANCEL = _Wish("retrieve", EXAMINED), _Wish("cancel", EXAMINED)
 PassOn = Callable[[Answer, Client, Mapping[str, str]], Awaitable[bytes]]
 
 
-def pass_noting(passage: Passage, worker: Worker, first_token: Callable[[], None]) -> PassOn:
-    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come,
-    and ``first_token`` called when the first one of a stream has."""
-    return partial(_pass_noting, passage, worker, first_token)
+def pass_noting(
+    passage: Passage, worker: Worker, first_token: Callable[[], None], charge: Charge
+) -> PassOn:
+    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come, in
+    the ``charge`` too of what goes on behind it, and ``first_token`` called when the first one of a
+    stream has."""
+    return partial(_pass_noting, passage, worker, first_token, charge)
 
 
 async def _pass_noting(
     passage: Passage,
     worker: Worker,
     first_token: Callable[[], None],
+    charge: Charge,
     answer: Answer,
     client: Client,
     ours: Mapping[str, str],
@@ -73,7 +79,13 @@ async def _pass_noting(
     if passage.body.get("store", bool) is False:
         return await pass_on(overheard(answer, hearers), client, ours)
     router, tenant = passage.router, passage.key.tenant
-    ear = Ear(answer.is_event_stream, lambda text: router.keepers.note(tenant, text, worker.name))
+
+    def note(response: str) -> None:
+        router.keepers.note(tenant, response, worker.name)
+        if passage.goes_on:
+            charge.goes_on = response_url(worker.record.url, response)
+
+    ear = Ear(answer.is_event_stream, note)
     try:
         return await pass_on(overheard(answer, [ear, *hearers]), client, ours)
     finally:

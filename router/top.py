@@ -61,7 +61,7 @@ def _nodes(snap: Snapshot) -> Columns:
             full = tier.get("resident", 0) / tier["slots"] if tier.get("slots") else 0.0
             text = Text(f"{node['node']} {name} ")
             text.append("█" * round(full * BAR) + "░" * (BAR - round(full * BAR)), style="blue")
-            text.append(f" {full:4.0%}" + (" suspect" if node["suspect"] else ""))
+            text.append(f" {full:4.0%}" + ("" if node["lease"] == "held" else f" {node['lease']}"))
             shown.append(text)
     return Columns(shown, padding=(0, 3))
 

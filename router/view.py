@@ -52,6 +52,12 @@ class View:
         """Live nodes by name, as the index told us last; suspects included."""
         return self._members
 
+    @property
+    def awaited(self) -> set[str]:
+        """Nodes that the index has forgotten and that are believed until they join again."""
+        self._end_inherited()
+        return self._inherited.keys() - self._members.keys()
+
     def load(self, snapshot: Snapshot) -> Iterator[None]:
         """Replace everything that came from the index, a bounded step at each ``next``.
 

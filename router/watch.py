@@ -193,6 +193,11 @@ class Passage(Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def goes_on(self) -> bool:
+        """Whether the engine computes it behind its answer, and though the client leaves."""
+        return self.route.stores and self.body.get("background", bool) is True
+
+    @property
     def is_streamed(self) -> bool:
         """Whether the client asked for a stream: only then the first byte is a first token."""
         return self.body.get("stream", bool) is True

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from prefixfleet.router.tokens import Tokens
+from prefixfleet.store.namespace import DIGEST_BYTES
 from prefixfleet.store.records import WorkerRecord
 
 
@@ -34,3 +35,8 @@ class Worker:
     def with_adapter(self, adapter: str, lora: str | None) -> "Worker":
         """The same engine as it serves that adapter."""
         return replace(self, adapter=adapter, lora=lora)
+
+
+def namespace_of(kind: bytes) -> bytes:
+    """Digest of the namespace of workers of that `Worker.kind`."""
+    return kind[:DIGEST_BYTES]

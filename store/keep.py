@@ -6,7 +6,6 @@
 """
 
 import hashlib
-import hmac
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -15,7 +14,7 @@ import msgspec
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import PeerRefused, ProtocolError
 from prefixfleet.store.namespace import DIGEST_BYTES
-from prefixfleet.store.prefetch import sign
+from prefixfleet.store.prefetch import is_signed
 from prefixfleet.store.records import VERSION
 from prefixfleet.store.retention import MAX_PRIORITY, MAX_TTL_S
 
@@ -66,7 +65,7 @@ def open_keep(body: bytes, signature: str, key: bytes) -> Keep:
         PeerRefused: the sender does not know the cluster secret.
         ProtocolError: signed, but not a wish of this version.
     """
-    if not hmac.compare_digest(sign(body, key).encode(), signature.encode()):
+    if not is_signed(body, signature, key):
         raise PeerRefused("keep: wrong signature; do all hosts have the same cluster secret?")
     try:
         wish = msgspec.msgpack.decode(body, type=_Body)

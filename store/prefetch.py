@@ -40,6 +40,12 @@ def sign(body: bytes, key: bytes) -> str:
     return hmac.new(key, body, hashlib.sha256).hexdigest()
 
 
+def is_signed(body: bytes, signature: str, key: bytes) -> bool:
+    """Whether ``signature``, a header of any bytes, is that of `sign`."""
+    given = signature.encode("utf-8", "surrogateescape")
+    return hmac.compare_digest(sign(body, key).encode(), given)
+
+
 def encode_prefetch(prefetch: Prefetch) -> bytes:
     """MessagePack body of the request; `open_prefetch` is its inverse."""
     body: bytes = msgpack.packb(
@@ -61,8 +67,7 @@ def open_prefetch(body: bytes, signature: str, key: bytes) -> Prefetch:
         PeerRefused: the sender does not know the cluster secret.
         ProtocolError: signed, but not a hint of this version.
     """
-    given = signature.encode("utf-8", "surrogateescape")  # a header may hold any bytes
-    if not hmac.compare_digest(sign(body, key).encode(), given):
+    if not is_signed(body, signature, key):
         raise PeerRefused("prefetch: wrong signature; do all hosts have the same cluster secret?")
     try:
         values = msgpack.unpackb(body, raw=False, strict_map_key=True)

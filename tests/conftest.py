@@ -1,6 +1,7 @@
 """Fixtures that more than one folder of tests uses."""
 
 import os
+import signal
 
 import hypothesis  # its plugin would import it deep in a hook, where CPython 3.11 fails
 import pytest
@@ -8,9 +9,18 @@ from clocks import ManualClock
 from redis_servers import new_fleet, running_server
 
 # The same examples in every run: a test that passed does not fail by luck later. `make fuzz` draws.
-hypothesis.settings.register_profile("same", derandomize=True)
-if "FUZZ_EXAMPLES" not in os.environ:
-    hypothesis.settings.load_profile("same")
+# However long a busy machine takes for them is no fault.
+hypothesis.settings.register_profile(
+    "here",
+    derandomize="FUZZ_EXAMPLES" not in os.environ,
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("here")
+
+# A shell's job in the background ignores Ctrl-C, and so would the programs that tests interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """What an engine holds itself, from its KV events on real sockets to the fleet's second index."""
 
+from contextlib import AsyncExitStack
+
 import pytest
 from engine_publisher import EnginePublisher, removed
 from eventually import until
@@ -26,10 +28,13 @@ def chain_of(tokens, salt=""):
 async def caches(request):
     """The index of engines' caches."""
     if request.param == "memory":
-        yield MemoryIndex()
+        yield MemoryIndex(lease_s=60)
         return
     index = RedisIndex(
-        *map(request.getfixturevalue, ("redis_url", "fleet")), area="engines", timeout_s=20
+        *map(request.getfixturevalue, ("redis_url", "fleet")),
+        area="engines",
+        lease_s=60,
+        timeout_s=20,
     )
     yield index
     await index.close()
@@ -38,7 +43,7 @@ async def caches(request):
 @pytest.fixture
 async def daemon(tmp_path_factory, caches):
     settings = settings_of(tmp_path_factory.mktemp("n"))
-    async with running_node(MemoryIndex(), settings, engine_index=caches) as daemon:
+    async with running_node(MemoryIndex(lease_s=60), settings, engine_index=caches) as daemon:
         yield daemon
 
 
@@ -121,6 +126,19 @@ async def test_it_comes_back_with_all_it_held(daemon, publisher, caches):
         await until(lambda: found(caches, chain_of(TOKENS), {}))
 
 
+async def test_an_engine_that_came_again_is_followed_when_its_old_connection_ends(
+    daemon, publisher, caches
+):
+    """A daemon that was busy hears the new hello first."""
+    async with AsyncExitStack() as old:
+        await old.enter_async_context(engine_of(daemon, publisher))
+        async with engine_of(daemon, publisher):
+            await old.aclose()
+            await until(lambda: daemon.snapshot()["engines"] == 1)
+            await publisher.publish(publisher.stored(TOKENS))
+            await until(lambda: found(caches, chain_of(TOKENS), {"test": BLOCKS}))
+
+
 async def test_engines_of_a_node_are_told_apart(daemon, publisher, caches):
     async with (
         EnginePublisher(NAMESPACE.block_tokens) as second,
@@ -162,6 +180,11 @@ async def test_an_endpoint_that_nobody_can_connect_to_is_shown_and_harms_nobody(
     async with PlainEngine.connected(path, events="tcp://127.0.0.1:notaport") as engine:
         await until(lambda: degraded(daemon))
         assert "pool_path" in engine.welcome
+
+    async def well():
+        return not await degraded(daemon)
+
+    await until(well)
 
 
 async def degraded(daemon):

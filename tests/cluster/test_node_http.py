@@ -35,7 +35,9 @@ from prefixfleet.transfer.tcp import TcpLink
 
 @pytest.fixture
 async def daemon(tmp_path_factory):
-    async with running_node(MemoryIndex(), settings_of(tmp_path_factory.mktemp("n"))) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(tmp_path_factory.mktemp("n"))
+    ) as daemon:
         yield daemon
 
 
@@ -91,6 +93,20 @@ async def test_a_changed_body_is_refused(http, daemon, engine):
     assert status == 403
 
 
+@pytest.mark.parametrize("path", ["/prefetch", "/handover", "/keep"])
+async def test_a_signature_of_any_bytes_is_a_wrong_one(http, daemon, path):
+    async with asyncio.timeout(20):
+        reader, writer = await asyncio.open_connection(
+            *daemon.url.removeprefix("http://").split(":")
+        )
+        head = f"POST {path} HTTP/1.0\r\nContent-Length: 2\r\n{SIGNATURE_HEADER}: ".encode()
+        writer.write(head + b"\xff\xed\xa0\x80\r\n\r\n{}")
+        status = await reader.readline()
+        writer.close()
+
+    assert b" 403 " in status
+
+
 async def test_signed_junk_is_refused_as_such(http, daemon, engine):
     body = b"\xc1 no hint"
 
@@ -138,6 +154,7 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
     (kind,) = status["stats"]["kinds"].values()
     assert kind["namespace"]["model"] == "m"
     assert (kind["engines"], kind["slot_bytes"]) == (["test"], 8192)
+    assert (status["stats"]["engines"], status["stats"]["connections"]) == (1, 1)
     assert status["outcomes"][0]["pulled_blocks"] == 3
     assert status["stats"]["counters"]["blocks"] == {
         "engine": 1, "local": 2, "pulled": 3, "recomputed": 3,

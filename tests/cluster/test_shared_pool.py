@@ -37,7 +37,7 @@ from prefixfleet.transfer.ucx_binding import available
 
 @pytest.fixture
 def index():
-    return MemoryIndex()
+    return MemoryIndex(lease_s=60)
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder, lin
         await stored(large, theirs, 2)
         await until(lambda: tells_contacts(index))
 
-        plan = PullPlan(request="r", source="a", source_epoch=a.epoch, blocks=60, budget_s=10.0)
+        plan = PullPlan(request="r", source="a", source_epoch=a.epoch, blocks=60, budget_s=20.0)
         assert await found(small_b, mine, 1, plan) == 60
         assert await found(large_b, theirs, 2, plan) == 60
         assert b.stats.pulls == 2

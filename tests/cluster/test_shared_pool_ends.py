@@ -11,7 +11,8 @@ from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
 from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
-from prefixfleet.cluster import slab_mover
+from prefixfleet.cluster import slab_mover, writes
+from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
@@ -27,7 +28,9 @@ from prefixfleet.store.records import NodeRecord
 @pytest.fixture
 async def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("n")
-    async with running_node(MemoryIndex(), settings_of(folder, pool_bytes=POOL_BYTES)) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(folder, pool_bytes=POOL_BYTES)
+    ) as daemon:
         yield daemon
         for pool in daemon._opener.pools.values():
             pool.host.pool.check()
@@ -98,6 +101,31 @@ async def test_a_full_node_has_a_place_again_when_a_model_is_long_without_an_eng
         async with PlainEngine.connected(socket, **model("ninth")) as ninth:
             await until(lambda: kind(node, ninth)["slabs"])
             assert await stored(ninth, fresh_chain(3)) == 3
+
+
+async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(node):
+    """As after an update of an engine's options; until then it is a mistake."""
+    socket, exact, eight_bits = node.settings.socket_path, fresh_chain(20), fresh_chain(30)
+    otherwise = SMALL | {
+        "namespace": asdict(replace(NAMESPACE, encoding="int8")),
+        "payload_bytes": 4_000,
+    }
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await stored(before, exact) == 20
+        async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+            assert "an engine here stores them as 'exact'" in after.welcome["error"]
+    await until(lambda: node.snapshot()["connections"] == 0)
+
+    async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+        await until(lambda: kind(node, after)["slabs"] > 0)
+        assert await stored(after, eight_bits) == 30
+        assert await found(after, exact) == 0
+        async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+            assert "an engine here stores them as 'int8'" in before.welcome["error"]
+    await until(lambda: node.snapshot()["connections"] == 0)
+
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await found(before, exact) == 20
 
 
 async def test_wishes_to_keep_do_not_leave_another_model_without_memory(node, monkeypatch):
@@ -171,6 +199,32 @@ async def test_what_is_read_of_one_model_keeps_no_other_from_giving_memory(node)
         assert kind(node, small)["slabs"] >= 2
 
 
+async def test_blocks_that_a_rank_never_asked_for_do_not_keep_the_memory(node, monkeypatch):
+    """The other rank wrote its half; this one's question was lost with its connection."""
+    monkeypatch.setattr(writes, "AWAIT_S", 0.5)
+    monkeypatch.setattr(slab_mover, "RETRY_S", 0.05)
+    socket, chain = node.settings.socket_path, join_hashes(fresh_chain(1_490))
+    two_ranks = {
+        "namespace": asdict(replace(NAMESPACE, weights="of two", tensor_parallel=2)),
+        "payload_bytes": 4_000,
+        "shards": 2,
+    }
+    async with (
+        PlainEngine.connected(socket, engine="two", role="worker", **two_ranks) as rank,
+        PlainEngine.connected(socket, engine="large", **LARGE) as large,
+    ):
+        await until(lambda: kind(node, large)["slabs"] == 4)
+        slots = (await rank.ask("reserve", parent=b"", hashes=chain, rank=0))["slots"]
+        assert slots.count(-1) < 300
+        await rank.ask("commit", hashes=chain, rank=0)
+
+        async def has_more():
+            await stored(large, fresh_chain(100), 2)
+            return kind(node, large)["slabs"] > 8
+
+        await until(has_more)
+
+
 async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_path_factory):
     """As one that began with the daemon does: memory that moves no more would not be seen."""
     settings = settings_of(tmp_path_factory.mktemp("n"), pool_bytes=POOL_BYTES)
@@ -186,12 +240,12 @@ async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_p
 
 def lone_node(settings):
     """Without `running_node`'s own watch on its loops."""
-    return NodeDaemon(settings, SECRET, MemoryIndex(), open_links(settings, SECRET))
+    return NodeDaemon(settings, SECRET, MemoryIndex(lease_s=60), open_links(settings, SECRET))
 
 
 async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_over(tmp_path_factory):
     """The peer accepts what is offered of the first model, and then nothing comes of it."""
-    index, folder = MemoryIndex(), tmp_path_factory.mktemp("n")
+    index, folder = MemoryIndex(lease_s=60), tmp_path_factory.mktemp("n")
     async with AsyncExitStack() as stack:
         a, b = [
             await stack.enter_async_context(
@@ -221,7 +275,7 @@ async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_ove
             return held and all(kind["slots"] for kind in told["b"].values()) and told["b"]
 
         await until(known)
-        assert await ask_handover(a.url, prefetch_key(SECRET), 3.0) == HandedOver(11, 6)
+        assert await ask_handover(a.url, prefetch_key(SECRET), 8.0) == HandedOver(11, 6)
         assert await found(large_b, theirs, 2) == 6
 
 

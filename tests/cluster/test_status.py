@@ -102,7 +102,7 @@ def test_namespaces_that_share_a_nodes_memory_are_shown():
         },
         "cc" * 16: None,
     }
-    node = {"node": "n", "epoch": 1, "suspect": False, "stats": {"kinds": kinds}}
+    node = {"node": "n", "epoch": 1, "lease": "held", "stats": {"kinds": kinds}}
 
     text = shown(FleetWish(), nodes=[node])
 

@@ -23,7 +23,7 @@ def whole(links, **stats):
             {
                 "node": "b",
                 "epoch": 1,
-                "suspect": False,
+                "lease": "held",
                 "stats": {"links": links, "lanes": {"ucx": "ucx:tcp/eth0"}} | stats,
             }
         ],

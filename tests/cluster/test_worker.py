@@ -24,7 +24,7 @@ STANDIN = Path(node_rig.__file__).parent / "standin"
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 
@@ -138,7 +138,8 @@ async def test_an_engine_that_dies_is_withdrawn_started_again_and_serves_at_its_
 
     async with aiohttp.ClientSession() as session:
         with contextlib.suppress(aiohttp.ClientError):
-            await session.get(f"{record.url}/die")
+            async with session.get(f"{record.url}/die"):
+                pass
 
     await until(lambda: worker.starts == 2)
 
@@ -155,6 +156,14 @@ async def test_an_engine_that_cannot_start_is_an_error_with_the_end_of_its_log(s
         await asyncio.wait_for(task, 30)
     with pytest.raises(EngineFailed):
         worker.ready.result()
+
+
+async def test_what_our_connector_said_in_it_is_why_an_engine_ended(start, node):
+    _, task = start("raises")
+
+    with pytest.raises(EngineFailed, match=r"status 1; ConfigError: .*not this engine; see") as why:
+        await asyncio.wait_for(task, 30)
+    assert "root cause" not in str(why.value)
 
 
 async def test_an_engine_that_answers_no_prompt_is_an_error_with_its_answer(start, node):
@@ -231,16 +240,21 @@ async def test_a_draining_worker_waits_for_the_requests_it_has(start, node, regi
     worker, _ = start(drain_s=60)
     record = await asyncio.wait_for(worker.ready, 30)
     async with aiohttp.ClientSession() as session:
-        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        held = asyncio.create_task(_status(session, f"{record.url}/hold"))
         await until(lambda: _holds(session, record))
 
         draining = asyncio.create_task(worker.drain())
         await until(lambda: is_state(registry, "leaving"))
         assert not draining.done()
-        await (await session.get(f"{record.url}/let-go")).read()
+        await _status(session, f"{record.url}/let-go")
 
         assert await asyncio.wait_for(draining, 30) is True
-        assert (await held).status == 200
+        assert await held == 200
+
+
+async def _status(session, url):
+    async with session.get(url) as response:
+        return response.status
 
 
 async def _holds(session, record):
@@ -252,12 +266,12 @@ async def test_draining_ends_with_its_time_and_says_so(start, node, caplog):
     worker, _ = start(drain_s=0.5)
     record = await asyncio.wait_for(worker.ready, 30)
     async with aiohttp.ClientSession() as session:
-        held = asyncio.create_task(session.get(f"{record.url}/hold"))
+        held = asyncio.create_task(_status(session, f"{record.url}/hold"))
         await until(lambda: _holds(session, record))
 
         assert await worker.drain() is False
 
-        await (await session.get(f"{record.url}/let-go")).read()
+        await _status(session, f"{record.url}/let-go")
         await held
     assert "not drained: it still had requests after 0.5 s" in caplog.text
 

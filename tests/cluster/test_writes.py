@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from prefixfleet.cluster.writes import LATE_S, Writes
+from prefixfleet.cluster.writes import AWAIT_S, LATE_S, Writes
 from prefixfleet.store.errors import ProtocolError
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.pool import SlotPool
@@ -164,6 +164,35 @@ def test_a_slot_that_two_ranks_left_is_free_a_while_after_the_last(pool, clock):
     clock.advance(1)
     writes.expire()
     assert pool.counts().free == 4
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_block_that_one_rank_never_asks_for_is_not_kept_for_ever(pool, clock, committed):
+    """Its question was lost with its connection; the others' connections live on."""
+    writes = Writes(pool, shards=2, clock=clock)
+    chain = blocks("a", "b")
+    writes.reserve(7, 0, b"", chain)
+    if committed:
+        writes.commit(7, 0, chain)
+
+    clock.advance(AWAIT_S - 1)
+    writes.expire()
+    assert pool.counts().reserved == 2
+    clock.advance(1)
+    writes.expire()
+
+    if not committed:  # it may still write there
+        assert pool.counts().reserved == 2
+        assert writes.commit(7, 0, chain) == []
+    assert pool.counts().free == 4
+    slots = [writes.reserve(s, r, b"", chain) for s, r in ((8, 1), (7, 0))]
+    assert slots[0] == slots[1]
+    assert -1 not in slots[0]
+    writes.commit(8, 1, chain)
+    assert writes.commit(7, 0, chain) == chain
+    clock.advance(AWAIT_S)
+    writes.expire()
+    assert pool.match(chain) == 2
 
 
 def test_a_session_that_ends_leaves_the_writes_of_others(pool, clock):

@@ -19,9 +19,7 @@ from prefixfleet.router.routes import ROUTES
 
 LIMIT_S = 30.0
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "48")) // 4
-FEW = settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
+FEW = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 HEADERS = {
     "Content-Encoding": ["gzip", "deflate", "br", "identity", "\xa0gzip"],
     "X-Prefixfleet-Ttft-Deadline-Ms": ["0", "-1", "\u0661", "9" * 30, "1e3", "5000"],

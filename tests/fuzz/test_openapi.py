@@ -17,10 +17,8 @@ from prefixfleet.router.openapi import document
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "48")) // 4
 FEW = settings(
     max_examples=EXAMPLES,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
     database=None,
-    derandomize="FUZZ_EXAMPLES" not in os.environ,
 )
 LIMIT_S = 30.0
 SCHEMA = schemathesis.openapi.from_dict(document())

@@ -24,9 +24,7 @@ def test_right_bytes_are_taken(name):
 
 
 @pytest.mark.parametrize("name", TARGETS)
-@settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 @given(data=st.data())
 def test_any_bytes_are_taken_or_refused(name, data):
     target = TARGETS[name]

@@ -108,9 +108,7 @@ async def server_that_says(answers, work):
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-@settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 @given(answers=st.lists(replies, min_size=1, max_size=4))
 def test_any_replies_are_refused_or_have_the_promised_shape(answers):
     asyncio.run(server_that_says([encode(a) for a in answers], ask_all))

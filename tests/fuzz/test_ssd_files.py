@@ -48,9 +48,7 @@ def written(folder):
     return next(folder.glob("bucket-*"))
 
 
-@settings(
-    max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), database=None)
 @given(
     edits=st.lists(
         st.tuples(

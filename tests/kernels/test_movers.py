@@ -32,7 +32,7 @@ CASES = [(kind, encoding) for kind in KINDS for encoding in ENCODINGS if holds(k
 
 
 @pytest.mark.parametrize(("kind", "encoding"), CASES)
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_a_mover_equals_the_reference_bit_for_bit(kind, encoding, data):
     sizes, dtype = data.draw(SIZES), data.draw(st.sampled_from(DTYPES))

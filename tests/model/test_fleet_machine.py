@@ -241,7 +241,6 @@ TestFleet = FleetMachine.TestCase
 TestFleet.settings = settings(
     max_examples=EXAMPLES,
     stateful_step_count=30,
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

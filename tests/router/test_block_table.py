@@ -59,7 +59,7 @@ class TableMachine(RuleBasedStateMachine):
         assert set(self.table._free) | live >= set(range(len(counts)))
 
 
-TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TableMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=30)
 TestTable = TableMachine.TestCase
 
 

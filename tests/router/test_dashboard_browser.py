@@ -107,7 +107,11 @@ def with_nodes(count):
     async def answer(route):
         snap = await (await route.fetch()).json()
         snap["nodes"] = [
-            {"node": f"node-{i:03}", "suspect": i == 7, "stats": {"tiers": TIERS, "engines": 1}}
+            {
+                "node": f"node-{i:03}",
+                "lease": "suspect" if i == 7 else "held",
+                "stats": {"tiers": TIERS, "engines": 1},
+            }
             for i in range(count)
         ]
         await route.fulfill(json=snap)

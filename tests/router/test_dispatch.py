@@ -1,7 +1,7 @@
 """What the policy is shown of each worker: who could send it blocks, over which link."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -65,7 +65,7 @@ def dispatcher(seen):
         view.apply(IndexEvent("join", member))
         view.apply(IndexEvent("publish", member, tuple(CHAIN[: number + 1])))
     links = {"n19": {"bytes_per_s": 5.0, "setup_s": 0.25}}
-    stats = {"links": links, "hits": {"block_s": 0.5}}
+    stats = {"links": links, "kinds": {KIND.hex(): {"block_s": 0.5}}}
     records = {"n5": NodeRecord(node="n5", host="h", stats=stats)}
 
     def policy(tokens, candidates, draw):
@@ -117,17 +117,40 @@ def test_what_a_node_has_learned_of_its_blocks_counts_for_it_and_for_who_pulls_f
     assert (sources["n5"], sources["n19"]) == (0.5, 0.0)
 
 
+def test_a_hit_is_priced_as_those_of_its_model_however_slow_another_one_of_the_node_is(
+    dispatcher, seen
+):
+    """One daemon serves both; ``hits`` of its record is the slowest of them, for people."""
+    models = {b"f" * 16: 0.001, KIND: 0.5}
+    kinds = {digest.hex(): {"block_s": block_s} for digest, block_s in models.items()}
+    stats = {"hits": {"block_s": 0.5}, "kinds": kinds}
+    dispatcher._records = lambda: {"n5": NodeRecord(node="n5", host="h", stats=stats)}
+    lora = "an adapter"
+
+    for namespace, block_s in (*models.items(), (b"s" * 16, 0.0)):
+        there, elsewhere = (
+            replace(worker_on(node), namespace=namespace, lora=lora) for node in ("n5", "elsewhere")
+        )
+        dispatcher.decide(Prompt(tokens=1_000), {there.kind: CHAIN}, [there, elsewhere])
+
+        assert seen["n5"].block_s == block_s
+        prices = {source.node: source.block_s for source in seen["elsewhere"].sources}
+        assert (prices["n5"], prices["n19"]) == (block_s, 0.0)
+
+
 @pytest.mark.parametrize(
-    "hits", [None, [], {}, {"block_s": "1"}, {"block_s": -1.0}, {"block_s": float("nan")}]
+    "kind", [None, [], {}, {"block_s": "1"}, {"block_s": -1.0}, {"block_s": float("nan")}]
 )
-def test_a_record_that_says_nothing_sensible_of_its_blocks_is_as_one_without(hits):
-    assert read_block_s(NodeRecord(node="n", host="h", stats={"hits": hits})) == 0.0
+def test_a_record_that_says_nothing_sensible_of_its_blocks_is_as_one_without(kind):
+    for kinds in ({KIND.hex(): kind}, kind):
+        record = NodeRecord(node="n", host="h", stats={"kinds": kinds})
+        assert read_block_s(record, KIND) == 0.0
 
 
 def test_no_record_makes_a_node_infinitely_slow():
-    stats = {"hits": {"block_s": float("inf")}}
+    stats = {"kinds": {KIND.hex(): {"block_s": float("inf")}}}
 
-    assert read_block_s(NodeRecord(node="n", host="h", stats=stats)) == MAX_BLOCK_S
+    assert read_block_s(NodeRecord(node="n", host="h", stats=stats), KIND) == MAX_BLOCK_S
 
 
 @pytest.mark.parametrize("setup_s", [0.0, -1.0, 1e300, math.inf, math.nan, "1", None])
@@ -220,7 +243,8 @@ def test_a_plan_can_be_read_however_slow_a_node_says_that_it_is():
         member = Membership(f"n{number}", 1, number)
         view.apply(IndexEvent("join", member))
         view.apply(IndexEvent("publish", member, tuple(chain[:blocks])))
-    slow = {"n0": NodeRecord(node="n0", host="h", stats={"hits": {"block_s": math.inf}})}
+    kinds = {KIND.hex(): {"block_s": math.inf}}
+    slow = {"n0": NodeRecord(node="n0", host="h", stats={"kinds": kinds})}
     dispatcher = Dispatcher(view, Book(clock), lambda: slow, b"k" * 32, clock)
     worker, chains = worker_on("n0"), {KIND: chain}
 

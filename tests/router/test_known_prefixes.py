@@ -96,7 +96,7 @@ def always_look_up(monkeypatch):
     monkeypatch.setattr("prefixfleet.router.known_prefixes.MIN_CHARACTERS", 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(turns=turns, other=turns)
 def test_every_turn_of_a_chat_has_the_tokens_of_a_fresh_start(tokens, turns, other):
     for chat in (turns, other, turns):
@@ -110,7 +110,7 @@ def test_every_turn_of_a_chat_has_the_tokens_of_a_fresh_start(tokens, turns, oth
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(parts=turns, cut=st.integers(0, 12), more=turns)
 def test_any_two_texts_that_share_a_beginning(kind, parts, cut, more):
     known, made = known_of(kind)
@@ -121,7 +121,7 @@ def test_any_two_texts_that_share_a_beginning(kind, parts, cut, more):
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(parts=turns, more=turns)
 def test_chains_of_a_continued_prompt_are_those_of_a_fresh_start(kind, parts, more):
     known, made = known_of(kind)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from clocks import ManualClock
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from indexes import chain_of
 from msgspec import structs
@@ -225,7 +225,6 @@ def make_busy(fleet, states):
 promises = st.lists(st.tuples(number, st.sampled_from([0.1, 0.3])), max_size=4)
 
 
-@settings(deadline=None)  # a busy machine takes its time
 @given(crews(), busy, changes, promises)
 def test_the_order_that_stands_changes_no_decision(workers, states, happened, promised):
     """The same choices, each as likely, as from the best of every single worker; also while

@@ -57,7 +57,7 @@ def template_of(source):
 
 
 @pytest.mark.parametrize("name", sorted(PASSING))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(pairs=st.lists(st.tuples(chats, st.booleans()), min_size=1, max_size=3))
 def test_what_is_filled_is_what_is_rendered(name, pairs):
     template = template_of(PASSING[name])
@@ -71,7 +71,7 @@ def test_what_is_filled_is_what_is_rendered(name, pairs):
 
 
 @pytest.mark.parametrize("name", sorted(PASSING))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(first=texts, second=texts)
 def test_a_harmless_chat_teaches_an_outline_for_any_white_space(name, first, second):
     template = template_of(PASSING[name])

@@ -6,6 +6,9 @@ import pytest
 from eventually import until
 from upstreams import NAMESPACE, UNPLANNED, whole
 
+from prefixfleet.router.status import status_of
+from prefixfleet.store.index import Snapshot
+
 LONG = "The prefix cache keeps what a node computed before. " * 20
 FORMS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": LONG}]},
@@ -236,3 +239,28 @@ async def test_an_engine_that_hashes_live_traffic_otherwise_is_noticed(rig):
 
     assert [mode.name for mode in router.degraded.modes()] == ["drift of completion"]
     assert b'prefixfleet_parity_drift_total{route="completion"} 1.0' in router.metrics.render()
+
+
+async def test_a_node_that_an_emptied_index_forgot_is_shown_until_it_has_joined_again(rig):
+    """Nobody died: its blocks are still found, and `status` does not say that it is gone."""
+
+    def shown():
+        nodes = status_of(router)["nodes"]
+        return [(n["node"], n["lease"], n["epoch"], sorted(n["stats"])) for n in nodes]
+
+    engine = await rig.engine()
+    router = await rig.start(engine)
+    await rig.holds(engine, range(64), links={"other": {}})
+    node, member = engine.record().node, rig.members[engine.record().node]
+    assert shown() == [(node, "held", member.epoch, ["links"])]
+
+    list(router.view.load(Snapshot((), {}, "0-1")))
+    await rig.index.leave(member)
+    before = router.feed.records
+    await until(lambda: router.feed.records is not before)
+
+    assert shown() == [(node, "awaited", None, ["links"])]
+
+    await rig.holds(engine, range(64), links={"other": {}})
+
+    assert shown() == [(node, "held", rig.members[node].epoch, ["links"])]

@@ -11,7 +11,7 @@ from upstreams import answer
 from prefixfleet.router.book import Book
 from prefixfleet.router.speeds import ROW, Speeds
 
-WORKER = SimpleNamespace(worker="w", prefill_tokens_per_s=10.0)  # 100 times too slow
+WORKER = SimpleNamespace(worker="w", namespace={}, prefill_tokens_per_s=10.0)  # 100 times too slow
 TOKENS = 100
 TAKES_S = 0.1
 

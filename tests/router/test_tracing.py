@@ -91,7 +91,9 @@ async def test_without_an_endpoint_the_clients_own_parent_passes_through(rig):
     engine = await rig.engine()
     await rig.start(engine)
 
-    await rig.client.post("/v1/completions", json=ASK, headers={"traceparent": PARENT})
+    headers = {"traceparent": PARENT}
+    async with rig.client.post("/v1/completions", json=ASK, headers=headers) as response:
+        assert response.status == 200
 
     seen = {name.lower(): value for name, value in engine.seen_headers[0].items()}
     assert seen["traceparent"] == PARENT

@@ -177,15 +177,18 @@ def test_after_the_index_lost_its_memory_every_node_is_believed_until_it_has_pub
     publish(view, B, chain(4))
     list(load(view, (), {}))
     assert view.leading(chain(10)) == {"a": 10, "b": 4}
+    assert view.awaited == {"a", "b", "c"}
 
     again = Membership("a", 900, B.slot)  # the slots of the index begin anew
     view.apply(IndexEvent("join", again))
+    assert view.awaited == {"b", "c"}
     publish(view, again, chain(2))
     view.forget([again])
     assert view.leading(chain(10)) == {"a": 10, "b": 4}
 
     clock.now += INHERIT_S
 
+    assert view.awaited == set()
     assert view.leading(chain(10)) == {"a": 10}  # it has joined, and has not published all yet
     view.settle(again)
     clock.now += SETTLE_S

@@ -103,7 +103,8 @@ async def test_no_client_writes_a_line_into_the_log(rig, caplog):
             await rig.post(
                 "/v1/chat/completions", messages=[{"role": line, "content": content}], tools=line
             )
-        await rig.client.get(f"/{line.encode().hex()}")
+        async with rig.client.get(f"/{line.encode().hex()}") as response:
+            assert response.status == 404
 
     said = [r.getMessage() for r in caplog.records if r.name.startswith("prefixfleet")]
     assert said

@@ -2,7 +2,7 @@
 
 import msgpack
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixfleet.store.chain import extend_chain
@@ -99,7 +99,6 @@ def sequence_or_refusal(payload):
         return "refused"
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(st.binary(max_size=200))
 def test_no_bytes_crash_the_decoder(payload):
     assert sequence_or_refusal(payload) in (0, "refused")
@@ -280,7 +279,6 @@ def test_blocks_that_cannot_be_named_are_counted_and_not_followed(mirror, event)
     assert follow(mirror, removed(NAMES))[1] == Change()
 
 
-@settings(deadline=None)  # a busy machine is no fault
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), max_size=40))
 def test_what_is_held_is_what_was_stored_more_often_than_removed(steps):
     mirror = EngineMirror(root_of, BLOCK, KEY)

@@ -2,7 +2,7 @@
 
 import pytest
 from engine_following import BLOCK, KEY, ROOT
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixfleet.store import engine_mirror, event_slices
@@ -52,7 +52,6 @@ def followed(told, held):
     return (held - set(told.removed)) | set(told.added)
 
 
-@settings(deadline=None)
 @given(EVENTS, st.integers(2, 7))
 def test_slices_say_what_the_events_say(events, size):
     whole, cut, held = mirror(), mirror(), set()
@@ -69,7 +68,6 @@ def test_slices_say_what_the_events_say(events, size):
     assert cut.unfollowed == whole.unfollowed
 
 
-@settings(deadline=None)
 @given(EVENTS, st.integers(1, 30))
 def test_a_bounded_mirror_believes_less_and_never_more(events, bound):
     free, bounded = mirror(), mirror()

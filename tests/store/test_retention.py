@@ -145,7 +145,7 @@ def test_no_more_than_needed_is_displaced_and_never_the_wish_itself(pool, clock)
     assert retention.stats() == {"kept": 6, "wished": 6, "quota": 6, "displaced_blocks": 0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     wishes=st.lists(
         st.tuples(st.integers(0, 2), st.integers(1, 6), st.integers(0, 3), st.integers(1, 5)),

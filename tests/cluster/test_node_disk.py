@@ -1,6 +1,7 @@
 """The disk tier of a node daemon with real parts: what leaves memory comes back, whole, or not."""
 
 import asyncio
+import shutil
 import threading
 
 import pytest
@@ -236,9 +237,11 @@ async def test_a_spoiled_file_is_a_miss_and_leaves_the_index(index, settings, tm
         first = chains[0]
         assert on_disk(daemon, first) == 60
         in_memory = pool_of(daemon).host.pool.match(first)
-        (path,) = (tmp_path / "ssd" / "a").glob("bucket-*")
+        spoiled = payload_of(first[in_memory + 2])[:100]
+        files = (tmp_path / "ssd" / "a").glob("*/bucket-*")
+        (path,) = [path for path in files if spoiled in path.read_bytes()]
         data = path.read_bytes()
-        start = data.index(payload_of(first[in_memory + 2])[:100])
+        start = data.index(spoiled)
         with path.open("r+b") as file:
             file.seek(start + 50)
             file.write(bytes([data[start + 50] ^ 1]))
@@ -315,8 +318,7 @@ async def test_a_failing_disk_degrades_and_the_node_serves_on(index, settings, t
         PlainEngine.connected(daemon.settings.socket_path) as engine,
     ):
         files = tmp_path / "ssd" / "a"
-        (files / "lock").unlink()
-        files.rmdir()  # no bucket can be made any more
+        shutil.rmtree(files)  # no bucket can be made any more
         await fill(daemon, engine, chains)
 
         assert disk(daemon)["write_error"] >= 1
@@ -351,7 +353,7 @@ async def test_with_a_key_nothing_on_disk_can_be_read_and_everything_comes_back(
     ):
         await fill(daemon, engine, chains)
         assert on_disk(daemon, chains[0]) == 60
-    files = b"".join(path.read_bytes() for path in (tmp_path / "ssd" / "a").glob("bucket-*"))
+    files = b"".join(path.read_bytes() for path in (tmp_path / "ssd" / "a").glob("*/bucket-*"))
     assert files
     assert not any(payload_of(block)[:32] in files for block in chains[0])
 

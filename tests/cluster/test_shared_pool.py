@@ -337,22 +337,6 @@ async def test_a_node_takes_a_bounded_number_of_namespaces(node):
         assert render_metrics(node.snapshot()).count(b"prefixfleet_node_kind_slots{") == MAX_KINDS
 
 
-async def test_the_first_namespace_has_the_disk_and_status_says_so(index, folder, tmp_path):
-    settings = settings_of(folder, pool_bytes=POOL_BYTES, ssd_path=tmp_path, ssd_bytes=64 << 20)
-    async with running_node(index, settings) as daemon, both_at(daemon) as (small, large):
-        assert kind(daemon, small)["disk"]
-        assert not kind(daemon, large)["disk"]
-
-        chains = [fresh_chain(100) for _ in range(20)]  # more than there is memory for
-        for chain in chains:
-            await stored(small, chain, 1)
-        theirs = fresh_chain(60)
-        await stored(large, theirs, 2)
-
-        assert [await found(small, chain, 1) for chain in chains] == [100] * 20
-        assert await found(large, theirs, 2) == 60
-
-
 async def test_a_node_that_goes_hands_over_the_last_copies_of_both(index, folder):
     """As prefetches, each of which names its namespace; peers without it are passed over."""
     async with AsyncExitStack() as stack:

@@ -114,7 +114,7 @@ async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(nod
         assert await stored(before, exact) == 20
         async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
             assert "an engine here stores them as 'exact'" in after.welcome["error"]
-    await until(lambda: node.snapshot()["engines"] == 0)
+    await until(lambda: node.snapshot()["connections"] == 0)
 
     async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
         await until(lambda: kind(node, after)["slabs"] > 0)
@@ -122,7 +122,7 @@ async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(nod
         assert await found(after, exact) == 0
         async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
             assert "an engine here stores them as 'int8'" in before.welcome["error"]
-    await until(lambda: node.snapshot()["engines"] == 0)
+    await until(lambda: node.snapshot()["connections"] == 0)
 
     async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
         assert await found(before, exact) == 20

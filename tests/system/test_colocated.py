@@ -35,9 +35,9 @@ def environ(tmp_path):
     prefixfleet(environ, "down")
 
 
-def kinds_of(environ):
+def stats_of_the_node(environ):
     (node,) = json.loads(prefixfleet(environ, "status", "--json"))["nodes"]
-    return node["stats"].get("kinds", {})
+    return node["stats"]
 
 
 def test_two_models_share_a_nodes_memory_and_each_finds_its_own_prefixes(environ, tmp_path):
@@ -66,6 +66,8 @@ def test_two_models_share_a_nodes_memory_and_each_finds_its_own_prefixes(environ
         cold = {name: ask(name, extra_body={"cache_salt": "alone"})[0] for name in LAYERS}
         wait_until(lambda: all(found(name) for name in LAYERS))
 
-    kinds = kinds_of(environ).values()
+    stats = stats_of_the_node(environ)
+    kinds = stats["kinds"].values()
+    assert stats["engines"] == len(LAYERS)
     assert len({kind["slot_bytes"] for kind in kinds}) == len(LAYERS)
     assert all(kind["resident"] > 0 for kind in kinds)

@@ -3,6 +3,7 @@
 import mmap
 
 import pytest
+from disks import disk_of
 
 from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.store.eviction import LruOrder
@@ -10,7 +11,6 @@ from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, seal
 from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import SsdTier
-from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)
@@ -59,7 +59,7 @@ async def world(tmp_path, clock):
         SlotFiles(tmp_path, LAYOUT, NAMESPACE, DISK_SLOTS),
         NAMESPACE,
         LruOrder(),
-        budget=WearBudget(None, clock),
+        disk=disk_of(clock),
         leaving=leaving,
         clock=clock,
     )

@@ -74,6 +74,14 @@ class SlotPool(EvictableBlocks):
                 self._touch(slot, now)
         return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
 
+    def pin_leaving(self, slots: Sequence[int]) -> Pin:
+        """Keep what is on its way out of these slots in place: until the pin is released, `free`
+        gives them to nobody."""
+        for slot in slots:
+            assert self._table.state[slot] == LEAVING, f"slot {slot} is not leaving"
+            self._pins[slot] += 1
+        return Pin(tuple(self._table.hash[slot] for slot in slots), tuple(slots), self._unpin)
+
     def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> Reservation:
         """Free slots for ``hashes``, a chain that follows ``parent`` (empty at the root).
 

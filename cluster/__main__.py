@@ -26,7 +26,7 @@ def parser() -> argparse.ArgumentParser:
     )
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     up = verbs.add_parser("up", help="start a fleet on this machine")
-    up.add_argument("--nodes", type=_count, default=2, help="node daemons, an engine each")
+    up.add_argument("--nodes", type=_count, default=2, help="node daemons")
     up.add_argument(
         "--model",
         type=Path,
@@ -45,6 +45,11 @@ def parser() -> argparse.ArgumentParser:
         "--encoding",
         choices=get_args(EncodingName),
         help="how blocks are stored (or PREFIXFLEET_WORKER_ENCODING); default: exact",
+    )
+    up.add_argument(
+        "--colocate",
+        action="store_true",
+        help="an engine of each model on every node, all on its one memory",
     )
     up.add_argument("--detach", action="store_true", help="leave it running")
     up.set_defaults(run=commands.up)

@@ -14,6 +14,8 @@ from prefixfleet.cluster.leash import leashed
 from prefixfleet.store.errors import ConfigError
 
 TAIL_BYTES = 4096
+SEARCHED_BYTES = 256 << 10
+"""Of the end of its output: an engine's processes each print a traceback when one has failed."""
 
 
 class Child:
@@ -22,9 +24,13 @@ class Child:
     It ends with its supervisor, whatever ends that, and takes its whole process group along.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, log_file: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, log_file: Path, earlier_bytes: int
+    ) -> None:
+        """``earlier_bytes`` of the log are the output of others before it."""
         self._process = process
         self.log_file = log_file
+        self._earlier_bytes = earlier_bytes
 
     @classmethod
     async def start(
@@ -34,6 +40,7 @@ class Child:
         try:
             log_file.parent.mkdir(parents=True, exist_ok=True)
             with log_file.open("ab") as output:
+                earlier_bytes = output.tell()
                 process = await asyncio.create_subprocess_exec(
                     *leashed(list(command)),
                     env=dict(environ),
@@ -44,7 +51,7 @@ class Child:
                 )
         except OSError as error:
             raise ConfigError(f"cannot start {command[0]}: {error}") from error
-        return cls(process, log_file)
+        return cls(process, log_file, earlier_bytes)
 
     @property
     def pid(self) -> int:
@@ -77,12 +84,24 @@ class Child:
     def log_tail(self) -> str:
         """The end of its output, for an error message."""
         try:
-            with self.log_file.open("rb") as output:
-                size = output.seek(0, os.SEEK_END)
-                output.seek(max(0, size - TAIL_BYTES))
-                return output.read().decode(errors="replace").strip()
+            return self._end(TAIL_BYTES)
         except OSError as error:
             return f"(no log: {error})"
+
+    def said_after(self, marker: str) -> str:
+        """What follows ``marker`` in the last line of its own output that has it; or nothing."""
+        with contextlib.suppress(OSError):
+            for line in reversed(self._end(SEARCHED_BYTES).splitlines()):
+                if marker in line:
+                    return line.partition(marker)[2].strip()
+        return ""
+
+    def _end(self, most: int) -> str:
+        """The last bytes of its own output. Raises `OSError`."""
+        with self.log_file.open("rb") as output:
+            size = output.seek(0, os.SEEK_END)
+            output.seek(max(self._earlier_bytes, size - most))
+            return output.read().decode(errors="replace").strip()
 
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):

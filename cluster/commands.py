@@ -67,14 +67,26 @@ def _wish(options: argparse.Namespace) -> "Wish":
     from prefixfleet.cluster.up import Wish
 
     models = options.model or [demo_model(default_cache_dir(), _say)]
-    if len(models) > options.nodes:
-        raise ConfigError(f"--model: got {len(models)} models for {options.nodes} nodes: one each")
+    _check_shares(options, len(models))
     fleet = FleetSettings.read().fleet
     return Wish(
         fleet=fleet, nodes=options.nodes, models=tuple(Path(m).absolute() for m in models),
         redis_url=options.redis or os.environ.get(REDIS_VARIABLE, ""), port=options.port,
-        encoding=options.encoding or "",
+        encoding=options.encoding or "", colocate=options.colocate,
     )  # fmt: skip
+
+
+def _check_shares(options: argparse.Namespace, models: int) -> None:
+    """Raises `ConfigError` unless each of so many models has an engine."""
+    from prefixfleet.cluster.sharing import MAX_KINDS
+
+    if not options.colocate and models > options.nodes:
+        raise ConfigError(
+            f"--model: got {models} models for {options.nodes} nodes: one each; or let every node "
+            "serve them all with --colocate"
+        )
+    if options.colocate and not 2 <= models <= MAX_KINDS:
+        raise ConfigError(f"--colocate: got {models} models, expected 2 to {MAX_KINDS} (--model)")
 
 
 def _detach(directory: RunDir, options: argparse.Namespace) -> int:
@@ -120,6 +132,7 @@ def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunSt
 def _arguments(options: argparse.Namespace) -> list[str]:
     arguments = ["--nodes", str(options.nodes), "--port", str(options.port)]
     arguments += ["--encoding", options.encoding] if options.encoding else []
+    arguments += ["--colocate"] if options.colocate else []
     return arguments + [word for model in options.model for word in ("--model", str(model))]
 
 

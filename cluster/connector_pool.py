@@ -4,7 +4,6 @@ Must not know requests or vLLM. What it maps is what the connection's daemon sai
 comes back has a new file, and what was copied from the old one was proved by itself.
 """
 
-import mmap
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.engine_client import EngineClient, Welcome
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import EpochChanged, PeerLost, ProtocolError
+from prefixfleet.store.mapping import map_shared
 from prefixfleet.store.populate import Populating
 from prefixfleet.store.slot import SlotLayout, copy_out, seal
 
@@ -131,7 +131,7 @@ def _map(welcome: Welcome) -> memoryview:
                 raise ProtocolError(
                     f"pool {welcome.pool_path}: {size} bytes, announced {welcome.pool_bytes}"
                 )
-            return memoryview(mmap.mmap(fd, welcome.pool_bytes))
+            return map_shared(fd, welcome.pool_bytes)
         finally:
             os.close(fd)
     except OSError as error:

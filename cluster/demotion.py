@@ -1,8 +1,9 @@
 """Demotion: blocks that leave the pool are written to disk first, if they are worth it.
 
-A chain on disk is unbroken as it is in memory, so what lies before a block is written with it. In
-batches, one after the other, and never more than a bounded number of blocks: what comes faster
-than the disk takes it leaves without. Must not know what makes blocks leave.
+A chain on disk is unbroken as it is in memory, so what lies before a block is written with it, even
+if that has begun to leave too, and waits for its own turn. In batches, one after the other, and
+never more than a bounded number of blocks: what comes faster than the disk takes it leaves without.
+Must not know what makes blocks leave.
 """
 
 import asyncio
@@ -36,6 +37,7 @@ class Demotion:
         self._slot = slot
         self._clock = clock
         self._turn = asyncio.Lock()
+        self._leaving: dict[BlockHash, tuple[BlockHash, int]] = {}  # its parent and its slot
         self._batch_since: float | None = None
         self.waiting = 0
         self.refused_busy = 0
@@ -48,6 +50,16 @@ class Demotion:
         if since is not None and self._clock() - since > STALLED_S:
             return f"disk: a write of {STALLED_S:g} s has not ended"
         return self._tier.degraded
+
+    def expect(self, victims: Victims) -> None:
+        """They are on their way out, and stay in place until `forget`."""
+        steps = zip(victims.hashes, victims.parents, victims.slots, strict=True)
+        self._leaving |= {block: (parent, slot) for block, parent, slot in steps}
+
+    def forget(self, victims: Victims) -> None:
+        """Their slots are given away next."""
+        for block in victims.hashes:
+            self._leaving.pop(block, None)
 
     async def keep(self, victims: Victims, elsewhere: Set[BlockHash]) -> None:
         """Write what is worth it. ``victims`` stay in place until this returns; another node
@@ -93,27 +105,34 @@ class Demotion:
         writes: dict[BlockHash, DiskWrite] = {}
         try:
             for block, parent, slot in wanted:
-                for write, pin in self._before(parent, writes):
-                    writes[write.block] = write
-                    pins.append(pin)
+                if self._tier.holds(block):  # written with what follows it, which left first
+                    continue
+                pins += self._before(parent, writes)
                 writes[block] = DiskWrite(block, parent, self._slot(slot))
             await self._store(list(writes.values()))
         finally:
             for pin in pins:
                 pin.release()
 
-    def _before(
-        self, parent: BlockHash, planned: dict[BlockHash, DiskWrite]
-    ) -> list[tuple[DiskWrite, Pin]]:
-        """What of the chain up to ``parent`` is neither on disk nor planned, pinned in the pool."""
-        found = []
-        above = b""
-        for block in [] if parent in planned else self._pool.chain_to(parent):
-            if block not in planned and not self._tier.holds(block):
-                pin = self._pool.pin([block], used=False)
-                found.append((DiskWrite(block, above, self._slot(pin.slots[0])), pin))
-            above = block
-        return found
+    def _before(self, parent: BlockHash, writes: dict[BlockHash, DiskWrite]) -> list[Pin]:
+        """Add to ``writes`` what of the chain up to ``parent`` is missing; the pins of it."""
+        leaving: list[DiskWrite] = []
+        slots: list[int] = []
+        while parent in self._leaving and not self._settled(parent, writes):
+            above, slot = self._leaving[parent]
+            leaving.insert(0, DiskWrite(parent, above, self._slot(slot)))
+            slots.append(slot)
+            parent = above
+        chain = [] if self._settled(parent, writes) else self._pool.chain_to(parent)
+        pin = self._pool.pin(chain, used=False)
+        steps = zip(chain, (b"", *chain), pin.slots, strict=False)
+        resident = [DiskWrite(block, above, self._slot(slot)) for block, above, slot in steps]
+        writes |= {w.block: w for w in (*resident, *leaving) if not self._tier.holds(w.block)}
+        return [pin, self._pool.pin_leaving(slots)]
+
+    def _settled(self, block: BlockHash, writes: dict[BlockHash, DiskWrite]) -> bool:
+        """Whether what follows this block has it before it on disk."""
+        return not block or block in writes or self._tier.holds(block)
 
     async def _store(self, writes: list[DiskWrite]) -> None:
         for first in range(0, len(writes), BATCH_BLOCKS):

@@ -44,7 +44,7 @@ class EngineServer:
         self.refused = 0
 
     @property
-    def engines(self) -> int:
+    def connections(self) -> int:
         """Open connections; an engine has one for its scheduler and one for each rank."""
         return len(self._sessions)
 

@@ -81,6 +81,8 @@ class Evictions:
         if not victims.hashes:
             self._pool.free(victims)
             return None
+        if self._demotion is not None and not spoiled:
+            self._demotion.expect(victims)
         task = asyncio.create_task(self._let_leave(victims, spoiled))
         self._leaving.add(task)
         task.add_done_callback(self._leaving.discard)
@@ -177,5 +179,7 @@ class Evictions:
                 await self._demotion.keep(victims, elsewhere)
             await self._announcer.withdraw(victims.hashes, unless=self._on_disk)
         finally:
+            if self._demotion is not None:
+                self._demotion.forget(victims)
             self._pool.free(victims)
             self.evicted_blocks += len(victims.hashes)

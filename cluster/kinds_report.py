@@ -9,6 +9,8 @@ from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.store.hit_times import NO_HITS
 
 TIERS = ("dram", "ssd")
+OF_THE_DISK = ("direct_io", "wear_left", "degraded")
+"""What the tiers of one disk have in common, and no sum is of."""
 NO_CACHE = dict.fromkeys(
     (
         "committed_blocks",
@@ -88,11 +90,13 @@ def tiers(pools: Sequence[OpenPool]) -> dict[str, dict[str, Any]]:
 
 def kind_of(pool: OpenPool, memory: Mapping[str, int]) -> dict[str, Any]:
     """One namespace on this node; ``memory`` is what `SlabMover.numbers` says of it."""
-    cache, counts = pool.cache.numbers(), pool.host.pool.counts()
+    cache, counts, tier = pool.cache.numbers(), pool.host.pool.counts(), pool.cache.tier
     return {
         "namespace": asdict(pool.host.kind.namespace),
         "engines": sorted(pool.engines),
-        "disk": pool.cache.tier is not None,
+        "disk": tier is not None,
+        "disk_blocks": tier.stats()["resident"] if tier else 0,
+        "disk_bytes": tier.space.held_bytes if tier else 0,
         "slots": pool.host.pool.capacity,
         "resident": counts.resident,
         "slot_bytes": pool.slot_bytes,
@@ -114,7 +118,14 @@ def added(numbers: Iterable[Mapping[str, int]]) -> dict[str, int]:
 def _together(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     if len(found) == 1:
         return found[0]
-    total: dict[str, Any] = added(found)
-    total["taken_per_s"] = round(total["taken_per_s"], 3)
+    total: dict[str, Any] = added(
+        {k: v for k, v in tier.items() if k not in OF_THE_DISK} for tier in found
+    )
+    if "taken_per_s" in total:
+        total["taken_per_s"] = round(total["taken_per_s"], 3)
+    if "wear_left" in found[0]:
+        total["wear_left"] = found[0]["wear_left"]
+        total["direct_io"] = all(tier["direct_io"] for tier in found)
+        total["degraded"] = max(tier["degraded"] for tier in found)
     size = sum(tier["slots"] * tier["slot_bytes"] for tier in found)
     return total | {"slot_bytes": size // max(1, total["slots"])}

@@ -1,11 +1,11 @@
-"""The nodes and engines of a fleet on this machine: one engine a node, started under a local Ray.
+"""The nodes and engines of a fleet on this machine, started under a local Ray.
 
 Must not know why one comes or goes (`rollout`).
 """
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,22 +26,29 @@ PREFIX = "PREFIXFLEET_WORKER_"
 @dataclass(frozen=True, slots=True)
 class _Running:
     number: int
-    rollout: int
-    changes: Mapping[str, str]  # an update's settings, over those of the start
+    models: tuple[Path, ...]  # an engine each
+    rollout: int = 0
+    changes: Mapping[str, str] = field(default_factory=dict)  # an update's, over those of the start
 
     @property
     def node(self) -> str:
         return f"node-{self.number}"
 
     @property
-    def engine(self) -> str:
-        return f"engine-{self.number}"
+    def engines(self) -> tuple[str, ...]:
+        return tuple(f"engine-{number}" for number in self.engine_numbers)
+
+    @property
+    def engine_numbers(self) -> range:
+        """In the fleet; every group has as many."""
+        return range(self.number * len(self.models), (self.number + 1) * len(self.models))
 
 
 class LocalGroups:
     """Implements `rollout.Groups`. Owned by the supervisor's loop.
 
-    ``environ`` is what every process is told; group n serves ``models[n % len(models)]``.
+    ``environ`` is what every process is told. Group n serves ``models[n % len(models)]``; with
+    ``colocate`` it serves them all, with an engine each on the memory of one daemon.
     """
 
     def __init__(
@@ -51,6 +58,7 @@ class LocalGroups:
         *,
         count: int,
         models: Sequence[Path],
+        colocate: bool,
         runtime: Path,
         logs: Path,
         secret: bytes,
@@ -59,7 +67,7 @@ class LocalGroups:
         self._ray = ray
         self._environ = environ
         self._count = count
-        self._models = models
+        self._models = [tuple(models)] if colocate else [(model,) for model in models]
         self._runtime = runtime
         self._logs = logs
         self._running: dict[str, _Running] = {}
@@ -67,43 +75,44 @@ class LocalGroups:
 
     def groups(self) -> list[Group]:
         """What runs, in order of its number."""
-        return [Group(g.node, (g.engine,), g.rollout) for g in self._running.values()]
+        return [Group(g.node, g.engines, g.rollout) for g in self._running.values()]
 
     async def start_nodes(self) -> None:
         """The node daemons of the fleet's start."""
-        await _each(self._start_node(_Running(n, 0, {})) for n in range(self._count))
+        await _each(self._start_node(self._group(n)) for n in range(self._count))
 
     async def start_workers(self) -> None:
         """Their engines."""
-        first = [_Running(number, 0, {}) for number in range(self._count)]
-        await _each(self._start_worker(group) for group in first)
+        first = [self._group(number) for number in range(self._count)]
+        await _each(self._start_engines(group) for group in first)
         self._running = {group.node: group for group in first}
 
     async def start(self, wish: FleetWish) -> None:
-        """One more node with an engine. Raises `ConfigError`."""
+        """One more node with its engines. Raises `ConfigError`."""
         taken = {group.number for group in self._running.values()}
         number = next(n for n in range(len(taken) + 1) if n not in taken)
-        group = _Running(number, wish.rollout, wish.environ)
+        group = replace(self._group(number), rollout=wish.rollout, changes=wish.environ)
         await self._start_node(group)
         try:
-            await self._start_worker(group)
+            await self._start_engines(group)
         except ConfigError:
+            await self._stop_engines(group)
             await self._ray.stop("node", group.node)
             raise
         self._running[group.node] = group
 
     async def stop(self, node: str) -> None:
-        """End an engine, then its node, after peers took what only it has."""
+        """End a node's engines, then the node, after peers took what only it has."""
         group = self._running.pop(node)
-        await self._ray.stop("worker", group.engine)
+        await self._stop_engines(group)
         await ask_handover(self._urls[node], self._key, HANDOVER_S)
         await self._ray.stop("node", group.node)
 
     async def replace(self, node: str, wish: FleetWish, *, daemon: bool) -> None:
-        """The engine with other settings; the old one again if they are wrong.
+        """The engines with other settings; the old ones again if they are wrong.
 
         Raises:
-            ConfigError: why the new one did not start.
+            ConfigError: why a new one did not start.
         """
         before = self._running[node]
         after = replace(before, rollout=wish.rollout, changes=wish.environ)
@@ -115,11 +124,14 @@ class LocalGroups:
         self._running[node] = after
 
     async def _exchange(self, group: _Running, *, daemon: bool) -> None:
-        await self._ray.stop("worker", group.engine)
+        await self._stop_engines(group)
         if daemon:
             await self._ray.stop("node", group.node)
             await self._start_node(group)
-        await self._start_worker(group)
+        await self._start_engines(group)
+
+    def _group(self, number: int) -> _Running:
+        return _Running(number, self._models[number % len(self._models)])
 
     async def _start_node(self, group: _Running) -> None:
         own = {
@@ -130,19 +142,26 @@ class LocalGroups:
         described = await self._ray.start("node", group.node, {**self._environ, **own})
         self._urls[group.node] = described["http"]
 
-    async def _start_worker(self, group: _Running) -> None:
-        number = group.number
+    async def _start_engines(self, group: _Running) -> None:
+        engines = zip(group.engine_numbers, group.engines, group.models, strict=True)
+        await _each(self._start_engine(group, *engine) for engine in engines)
+
+    async def _stop_engines(self, group: _Running) -> None:
+        await _each(self._ray.stop("worker", engine) for engine in group.engines)
+
+    async def _start_engine(self, group: _Running, number: int, name: str, model: Path) -> None:
+        of = max(self._count, group.number + 1) * len(group.models)
         own = {
-            "NAME": group.engine,
+            "NAME": name,
             "NODE": group.node,
-            "MODEL": str(self._models[number % len(self._models)]),
+            "MODEL": str(model),
             "SOCKET_PATH": str(self._runtime / f"{group.node}.sock"),
-            "LOG_FILE": str(self._logs / f"{group.engine}.log"),
-            "CPU_CORES": cores_for(number, max(self._count, number + 1), usable_cores()),
+            "LOG_FILE": str(self._logs / f"{name}.log"),
+            "CPU_CORES": cores_for(number, of, usable_cores()),
             "ROLLOUT": str(group.rollout),
         }
         named = {PREFIX + name: value for name, value in own.items()}
-        await self._ray.start("worker", group.engine, {**self._environ, **named, **group.changes})
+        await self._ray.start("worker", name, {**self._environ, **named, **group.changes})
 
 
 async def _each(starts: Iterable[Any]) -> None:

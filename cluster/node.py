@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from prefixfleet.cluster.announcer import Announcer
 from prefixfleet.cluster.disk import held_disk
+from prefixfleet.cluster.disk_tiers import DiskTiers
 from prefixfleet.cluster.engine_caches import EngineCaches
 from prefixfleet.cluster.engine_questions import Hello
 from prefixfleet.cluster.engine_server import EngineServer
@@ -113,7 +114,8 @@ class NodeDaemon:
     async def __aenter__(self) -> Self:
         async with self._stack:
             self._stack.enter_context(only_daemon(self.settings))
-            self._opener.disk = self._stack.enter_context(held_disk(self.settings))
+            if (disk := self._stack.enter_context(held_disk(self.settings))) is not None:
+                self._opener.disks = DiskTiers(disk, self.settings)
             self.url = await self._http.open(self.settings.host, self.settings.port)
             self._stack.push_async_callback(self._http.close)
             self._stack.push_async_callback(self._opener.close)

@@ -48,6 +48,7 @@ class NodeReport:
             **report(self._pools, self._opener.ended),
             "tiers": self._tiers(),
             "kinds": self._kinds(),
+            "disk": self._opener.disks.numbers() if self._opener.disks else {},
             "counters": self._stats.numbers() | sources(self._pools, self._opener.ended),
             "index": {
                 "epoch": announcer.epoch,
@@ -59,7 +60,8 @@ class NodeReport:
             "sessions": self._links.sessions(),
             "forced_link": self._links.forced or "",
             "missing_links": dict(self._links.missing),
-            "engines": self._engines.engines,
+            "engines": len({name for pool in self._pools for name in pool.engines}),
+            "connections": self._engines.connections,
             "engine_caches": self._engine_caches.numbers() if self._engine_caches else {},
             "refused_engines": self._engines.refused,
             "degraded": self._degraded(),
@@ -101,5 +103,6 @@ class NodeReport:
         pools = [why for pool in self._pools for why in pool.degraded()]
         links = self._pools[0].puller.closing.degraded() if self._pools else []
         caches = self._engine_caches.faults if self._engine_caches else []
-        why = (self._announcer.degraded, self._opener.disk_fault, *pools, *links, *caches)
-        return [reason for reason in why if reason]
+        disk = self._opener.disks.faults.values() if self._opener.disks else ()
+        why = (self._announcer.degraded, *disk, *pools, *links, *caches)
+        return list(dict.fromkeys(reason for reason in why if reason))  # one disk, told by several

@@ -86,7 +86,7 @@ class _Collector:
         stats = self._snapshot
         counters, index = stats["counters"], stats["index"]
         yield _labelled("slots", "Slots of the pool", "state", stats["tiers"].get("dram", {}))
-        yield from _disk(stats["tiers"].get("ssd"))
+        yield from _disk(stats["tiers"].get("ssd"), stats["disk"])
         yield from _kinds(stats["kinds"])
         yield _counted("blocks", "Prompt blocks by origin", "origin", counters["blocks"])
         yield _counted("pull_failures", "Failed pulls", "reason", counters["pull_failures"])
@@ -117,15 +117,31 @@ class _Collector:
                 f"prefixfleet_node_{name}", name.replace("_", " "), value=index[name]
             )
         yield GaugeMetricFamily(
-            "prefixfleet_node_engines", "Engine connections", value=stats["engines"]
+            "prefixfleet_node_engines", "Engines that use the pool", value=stats["engines"]
         )
         yield GaugeMetricFamily(
             "prefixfleet_node_degraded", "Degraded modes now", value=len(stats["degraded"])
         )
 
 
-def _disk(tier: dict[str, Any] | None) -> Iterator[Metric]:
-    """The disk tier: gauges of its slots, counters of what was done."""
+def _disk(tier: dict[str, Any] | None, disk: dict[str, Any]) -> Iterator[Metric]:
+    """The disk tier: gauges of its slots and bytes, counters of what was done."""
+    if disk:
+        for name, text in (
+            ("cap_bytes", "Disk tier: what all its files may take"),
+            ("held_bytes", "Disk tier: what all its files take"),
+        ):
+            yield GaugeMetricFamily(f"prefixfleet_node_ssd_{name}", text, value=disk[name])
+        yield GaugeMetricFamily(
+            "prefixfleet_node_ssd_unopened_bytes",
+            "Disk tier: files of namespaces whose engine has not come since the start",
+            value=sum(disk["unopened"].values()),
+        )
+        yield CounterMetricFamily(
+            "prefixfleet_node_ssd_given_files",
+            "Disk tier: files that one namespace gave to another",
+            value=disk["given_files"],
+        )
     if not tier:
         return
     for name in ("slots", "resident", "pinned", "waiting_blocks"):
@@ -150,6 +166,8 @@ def _kinds(kinds: dict[str, dict[str, Any]]) -> Iterator[Metric]:
         ("slots", "Slots of a namespace"),
         ("bytes", "Memory that a namespace has"),
         ("waste_bytes", "Of this memory what no slot uses"),
+        ("disk_blocks", "Blocks of a namespace on disk"),
+        ("disk_bytes", "What its files take of the disk"),
     ):
         yield _labelled(f"kind_{name}", text, "kind", {k: of[k][name] for k in of})
     for name, text in (

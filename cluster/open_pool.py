@@ -71,10 +71,9 @@ class OpenPool:
         await self.replicator.close()
 
     async def close(self) -> None:
-        """After `stop` of all of a node: give back connections and disk, and serve nobody."""
+        """After `stop` of all of a node: give back connections, and serve nobody; its disk tier
+        is closed by who opened it."""
         await self.puller.close()
-        if self.cache.tier is not None:
-            await self.cache.tier.close()
         self.host.close()
 
 

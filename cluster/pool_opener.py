@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from prefixfleet.cluster.announcer import Announcer
-from prefixfleet.cluster.disk import Disk, open_tier
+from prefixfleet.cluster.disk_tiers import DiskTiers
 from prefixfleet.cluster.holders import Holders
 from prefixfleet.cluster.kinds_report import Counts, counts_of, together
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
@@ -22,10 +22,10 @@ from prefixfleet.cluster.pool_memory import PoolMemory
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
-from prefixfleet.cluster.sharing import check_first, check_shared
+from prefixfleet.cluster.sharing import check_alike, check_first, check_shared
 from prefixfleet.cluster.slab_mover import SlabMover
 from prefixfleet.store.chain import BlockHash
-from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.namespace import is_of_era
 from prefixfleet.store.ssd import SsdTier
 from prefixfleet.transfer.pull import Puller, PullResult
 
@@ -34,8 +34,7 @@ log = logging.getLogger(__name__)
 
 class PoolOpener:
     """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
-    first; ``memory`` and ``mover`` are None before it. ``disk`` is the folder that the daemon
-    holds, None without one, and of the first namespace; ``disk_fault`` says why it is not used.
+    first; ``memory`` and ``mover`` are None before it; ``disks`` is None without a disk.
     ``ended`` has the counts of pools that were closed."""
 
     def __init__(
@@ -52,8 +51,7 @@ class PoolOpener:
         self.pools: dict[bytes, OpenPool] = {}
         self.memory: PoolMemory | None = None
         self.mover: SlabMover | None = None
-        self.disk: Disk | None = None
-        self.disk_fault = ""
+        self.disks: DiskTiers | None = None
         self.ended: Counts = {}
         self._settings = settings
         self._links = links
@@ -67,13 +65,18 @@ class PoolOpener:
         """The pool of ``kind``, opened and told to the fleet if this is its first use.
 
         Raises:
-            ConfigError: its memory cannot be had, or `check_shared`, or its engines differ.
+            ConfigError: its memory cannot be had, or `check_shared`, or engines here differ.
         """
         async with self._opening:
+            check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
             if kind.digest not in self.pools:
-                opened = await (self._open_next if self.pools else self._open_first)(
-                    kind, announcer
-                )
+                try:
+                    opened = await (self._open_next if self.pools else self._open_first)(
+                        kind, announcer
+                    )
+                except BaseException:
+                    await self._close_disk(kind)
+                    raise
                 opened.host.server.epoch = announcer.epoch  # it may have joined meanwhile
                 self.pools[kind.digest] = opened
                 announcer.publish(opened.cache.resident())  # what the disk kept
@@ -99,6 +102,8 @@ class PoolOpener:
             await pool.stop()
         for pool in self.pools.values():  # the first one closes the connections of all
             await pool.close()
+        if self.disks is not None:
+            await self.disks.close()
         if self.memory is not None:
             await self.memory.close()
         for link in self._links.by_name.values():
@@ -129,11 +134,9 @@ class PoolOpener:
         assert self.mover is not None
         check_shared(self.memory.slabs, kind, [pool.host.kind for pool in self.pools.values()])
         host = await self._host(kind, self.memory, shared=True)
-        opened = self._around(host, None, announcer)
+        opened = self._around(host, await self._open_disk(kind), announcer)
         self.memory.servers.add(host.server)
         self.mover.add(opened)
-        if self.disk is not None:
-            log.info("no disk tier for namespace %s: the first one has it", opened.name)
         return opened
 
     async def _end(self, announcer: Announcer, pool: OpenPool) -> bool:
@@ -143,6 +146,7 @@ class PoolOpener:
                 return False
             assert self.memory is not None
             await pool.stop()
+            await self._close_disk(pool.host.kind)
             del self.pools[pool.digest]
             self.memory.servers.remove(pool.host.server)
             self.ended = together([self.ended, counts_of(pool)])
@@ -193,19 +197,18 @@ class PoolOpener:
         return OpenPool(host, cache, puller, replicator, self._saw_pull, loops)
 
     async def _open_disk(self, kind: Kind) -> SsdTier | None:
-        """The disk tier, if there is one. A disk that fails leaves the node without, and shows."""
-        if self.disk is None:
+        if self.disks is None:
             return None
-        try:
-            leaving = partial(self._left_disk, kind.digest)
-            return await open_tier(self.disk, self._settings, kind, leaving)
-        except ConfigError as error:
-            log.error("no disk tier: %s", error)
-            self.disk_fault = f"no disk tier: {error}"
-            return None
+        return await self.disks.open(kind, partial(self._left_disk, kind.digest))
+
+    async def _close_disk(self, kind: Kind) -> None:
+        """What it holds stays there, but for a namespace that no engine will come with again."""
+        if self.disks is not None:
+            await self.disks.end(kind.digest, keep=not is_of_era(kind.namespace))
 
     async def _left_disk(self, digest: bytes, hashes: Sequence[BlockHash]) -> None:
-        await self.pools[digest].cache.left_disk(hashes)
+        if (pool := self.pools.get(digest)) is not None:  # else nothing was told of it
+            await pool.cache.left_disk(hashes)
 
     async def _bring(self, digest: bytes, hashes: Sequence[BlockHash], within_s: float) -> None:
         if (pool := self.pools.get(digest)) is not None:

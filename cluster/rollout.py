@@ -22,7 +22,11 @@ LOOK_S = 1.0
 SETTLE_S = 5.0
 """Routers examine an engine that came back before they use it: nobody else leaves meanwhile."""
 MODEL_SETTING = "PREFIXFLEET_WORKER_MODEL"
-IDENTITY_SETTINGS = {MODEL_SETTING, "PREFIXFLEET_WORKER_ENCODING"}
+IDENTITY_SETTINGS = {
+    MODEL_SETTING,
+    "PREFIXFLEET_WORKER_ENCODING",
+    "PREFIXFLEET_WORKER_TENSOR_PARALLEL",
+}
 """Settings that make every block of a node worthless: its daemon starts anew with them."""
 
 log = logging.getLogger(__name__)

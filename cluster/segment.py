@@ -3,19 +3,19 @@
 Must not know blocks; it is a run of bytes with a name.
 """
 
-import mmap
 import os
 from pathlib import Path
 
 from prefixfleet.store.errors import ConfigError
+from prefixfleet.store.mapping import map_shared
 
 
 class Segment:
     """A mapped file. Owned by the node daemon; engines map the same file by its path."""
 
-    def __init__(self, path: Path, memory: mmap.mmap) -> None:
+    def __init__(self, path: Path, view: memoryview) -> None:
         self.path = path
-        self.view = memoryview(memory)
+        self.view = view
 
     @classmethod
     def create(cls, path: Path, size_bytes: int) -> "Segment":
@@ -24,7 +24,7 @@ class Segment:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(fd, 0, size_bytes)
-            return cls(path, mmap.mmap(fd, size_bytes))
+            return cls(path, map_shared(fd, size_bytes))
         except OSError as error:
             path.unlink()
             free = os.statvfs(path.parent)

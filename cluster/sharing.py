@@ -21,12 +21,16 @@ def check_first(kind: Kind, pool_bytes: int) -> None:
         )
 
 
-def check_shared(slabs: Slabs, kind: Kind, others: Sequence[Kind]) -> None:
-    """Raises `ConfigError` if blocks of ``kind`` cannot lie beside those of ``others``, or are of
-    a model that is here already, run otherwise: that is a mistake which nobody would see."""
-    for other in others:
-        if kind.namespace.weights == other.namespace.weights:
+def check_alike(kind: Kind, served: Sequence[Kind]) -> None:
+    """Raises `ConfigError` if an engine is here, of those that are ``served``, that runs the same
+    model otherwise: that is a mistake which nobody would see."""
+    for other in served:
+        if kind.namespace.weights == other.namespace.weights and kind.digest != other.digest:
             _refuse_same_model(kind, other)
+
+
+def check_shared(slabs: Slabs, kind: Kind, others: Sequence[Kind]) -> None:
+    """Raises `ConfigError` if blocks of ``kind`` cannot lie beside those of ``others``."""
     if len(others) >= MAX_KINDS:
         raise ConfigError(
             f"engine refused: blocks of {MAX_KINDS} models lie on this node already; "
@@ -48,7 +52,7 @@ def _refuse_same_model(kind: Kind, other: Kind) -> None:
     what = f"its {_differs(kind, other)}"
     if ours != theirs:
         what = (
-            f"blocks stored as {ours!r}, this node's pool holds {theirs!r} (set "
+            f"blocks stored as {ours!r}, an engine here stores them as {theirs!r} (set "
             "PREFIXFLEET_WORKER_ENCODING alike for all)"
         )
     raise ConfigError(

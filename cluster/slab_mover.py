@@ -17,6 +17,7 @@ from prefixfleet.cluster.sharing import MAX_KINDS
 from prefixfleet.store.namespace import is_of_era
 from prefixfleet.store.slab_shares import Holding, Move, next_move
 from prefixfleet.store.slabs import Slabs
+from prefixfleet.store.slot_regions import cheapest
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ PAUSE_S = 0.1
 """From one move to the next: what a move changes must show first."""
 BATCH_BLOCKS = 256
 """Blocks that leave a slab together."""
-WEIGHED = 4
-"""Slabs of each kind of which it is found out what would leave with them."""
 
 
 class SlabMover:
@@ -147,21 +146,8 @@ class SlabMover:
         return emptied
 
     async def _cheapest(self, giver: OpenPool) -> int:
-        """Of the slabs that are used least, and those whose blocks lie deepest, the one with which
-        fewest blocks go."""
-        pool = giver.host.pool
         places = {slab: self._slots(slab, giver) for slab in sorted(self._own[giver.digest])}
-        held = {slab: pool.held(slots) for slab, slots in places.items()}
-        by_use = sorted(places, key=lambda slab: (held[slab], pool.in_use(places[slab])))
-        by_depth = sorted(places, key=lambda slab: (held[slab], -pool.depth_in(places[slab])))
-        best: tuple[int, int, int] | None = None
-        for slab in dict.fromkeys((*by_depth[:WEIGHED], *by_use[:WEIGHED])):
-            leaving = pool.standing_on(places[slab], most=best[1] if best else None)
-            weighed = held[slab], len(leaving), slab
-            best = min(best, weighed) if best else weighed
-            await asyncio.sleep(0)  # of a million slots each takes a while
-        assert best is not None, "who gives a slab has one"
-        return best[2]
+        return await cheapest(giver.host.pool, places)
 
     async def _empty(self, slab: int, giver: OpenPool, *, due: bool) -> bool:
         slots, deadline = self._slots(slab, giver), self._clock() + EMPTY_S

@@ -153,7 +153,7 @@ def _kinds(node: Mapping[str, Any]) -> Mapping[str, Any]:
 def _kind_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
     """Namespaces that share a node's memory."""
     table = Table(
-        "node", "namespace", "engines", "slots", "GiB", "waste", "blocks found", "of", "disk",
+        "node", "namespace", "engines", "slots", "GiB", "waste", "blocks found", "of", "disk GiB",
     )  # fmt: skip
     for node in nodes:
         for digest, kind in _kinds(node).items():
@@ -163,7 +163,7 @@ def _kind_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
                 node["node"], digest[:NAME_DIGITS], _names(kind.get("engines")),
                 f"{_number(kind, 'slots'):g}", f"{size / 2**30:.2f}", f"{waste:.1%}",
                 f"{_number(kind, 'found_blocks'):g}", f"{_number(kind, 'asked_blocks'):g}",
-                "yes" if kind.get("disk") else "no",
+                f"{_number(kind, 'disk_bytes') / 2**30:.2f}" if kind.get("disk") else "no",
             )  # fmt: skip
     return table
 

@@ -49,7 +49,8 @@ Say = Callable[[str], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
     """What to bring up. ``redis_url`` empty: an embedded server; ``port`` 0: any free one;
-    ``encoding`` empty: what the workers' own setting says. The nodes serve ``models`` in turn."""
+    ``encoding`` empty: what the workers' own setting says. The nodes serve ``models`` in turn, or,
+    with ``colocate``, all of them each."""
 
     fleet: str
     nodes: int
@@ -57,6 +58,12 @@ class Wish:
     redis_url: str = ""
     port: int = 8000
     encoding: str = ""
+    colocate: bool = False
+
+    @property
+    def engines(self) -> int:
+        """Of all nodes together."""
+        return self.nodes * (len(self.models) if self.colocate else 1)
 
 
 class Supervisor:
@@ -139,12 +146,12 @@ class Supervisor:
         await self._stack.enter_async_context(ray)
         self._groups = LocalGroups(
             ray, environ, count=wish.nodes, models=wish.models,
-            runtime=runtime, logs=self._directory.logs,
+            colocate=wish.colocate, runtime=runtime, logs=self._directory.logs,
             secret=secret,
         )  # fmt: skip
         self._say(f"starting {wish.nodes} node daemons")
         await self._groups.start_nodes()
-        self._say(f"starting {wish.nodes} engines (half a minute)")
+        self._say(f"starting {wish.engines} engines (half a minute)")
         await self._groups.start_workers()
         self._say("starting the router")
         await self._start_router(environ, held.getsockname()[1])
@@ -182,7 +189,7 @@ class Supervisor:
         self._router = LocalRouter(f"http://{HOST}:{port}", {**environ, **own}, log_file)
         await self._router.start()
         self._stack.push_async_callback(self._router.stop, STOP_S)
-        await self._router.wait_ready(self._wish.nodes)
+        await self._router.wait_ready(self._wish.engines)
         self._note(endpoint=self._router.endpoint)
 
     def _note(self, **changes: str) -> None:

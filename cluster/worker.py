@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-"""The longest an engine may take from its start to its first answer."""
 RENEW_S = 1.0
 LEASE_S = 3.0
 SILENT_S = 60.0
@@ -155,8 +154,7 @@ class Worker:
         except TimeoutError:
             raise EngineFailed(
                 f"did not serve within {self._settings.start_s:g} s (PREFIXFLEET_WORKER_START_S): "
-                f"{self._waits_for}; "
-                f"end of {child.log_file}:\n{child.log_tail()}"
+                f"{self._waits_for}; {_last_words(child)}"
             ) from None
         log.info("engine %s serves at %s, %.0f tokens/s", self._settings.name, self._url, speed)
         return replace(self._record(kind, speed), adapters=adapters.found)
@@ -236,13 +234,17 @@ async def _unless_ended(child: Child, work: Awaitable[T]) -> T:
         await asyncio.wait({task, end}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise EngineFailed(
-            f"ended with status {end.result()}; end of {child.log_file}:\n{child.log_tail()}"
-        )
+        raise EngineFailed(f"ended with status {end.result()}; {_last_words(child)}")
     finally:
         task.cancel()
         end.cancel()
         await asyncio.gather(task, end, return_exceptions=True)
+
+
+def _last_words(child: Child) -> str:
+    """What our connector said in the engine, whose own tracebacks come after it; or the last."""
+    said = child.said_after("prefixfleet.store.errors.")
+    return f"{said}; see {child.log_file}" if said else f"{child.log_file}:\n{child.log_tail()}"
 
 
 def _url(host: str, port: int) -> str:

@@ -14,6 +14,21 @@ class BlockFiles(Protocol):
     num_slots: int
 
     @property
+    def bucket_slots(self) -> int:
+        """Slots of each file but the last: a file is made and deleted as a whole."""
+        ...
+
+    @property
+    def bucket_bytes(self) -> int:
+        """What a file takes of the disk."""
+        ...
+
+    @property
+    def buckets(self) -> list[int]:
+        """Numbers of the files that are there: number n has the slots from n x `bucket_slots`."""
+        ...
+
+    @property
     def direct(self) -> bool:
         """Whether reads and writes pass the page cache by."""
         ...
@@ -32,6 +47,10 @@ class BlockFiles(Protocol):
 
     def forget(self, slots: Iterable[int]) -> None:
         """These slots hold nothing any more."""
+        ...
+
+    def delete(self, number: int) -> None:
+        """Remove a file that nobody reads or writes. Raises `OSError`."""
         ...
 
     def close(self) -> None:

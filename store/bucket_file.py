@@ -37,6 +37,15 @@ def bucket_header(namespace: bytes, layout: SlotLayout, slots: int) -> bytes:
     return _HEADER.pack(_MAGIC, namespace, layout.payload_bytes, layout.shards, 0, slots)
 
 
+def bucket_file_bytes(slot_bytes: int, slots: int) -> int:
+    """Size of a bucket on the disk, header and table included."""
+    return ALIGN_BYTES + _table_bytes(slots) + slots * slot_bytes
+
+
+def _table_bytes(slots: int) -> int:
+    return -(-slots * ENTRY_BYTES // ALIGN_BYTES) * ALIGN_BYTES
+
+
 class BucketFile:
     """One file of ``slots`` slots. Owned by its `SlotFiles`. The constructor opens or makes the
     file; then `create` it or `load` it. ``direct`` says whether I/O goes past the page cache.
@@ -47,8 +56,7 @@ class BucketFile:
 
     def __init__(self, path: Path, slot_bytes: int, slots: int, *, direct: bool) -> None:
         self._slot_bytes = slot_bytes
-        table = slots * ENTRY_BYTES
-        self._table_bytes = -(-table // ALIGN_BYTES) * ALIGN_BYTES
+        self._table_bytes = _table_bytes(slots)
         self._table = mmap.mmap(-1, ALIGN_BYTES + self._table_bytes)  # aligned, header first
         self._slots = slots
         self._on_disk: set[int] = set()  # places that the table on the device names

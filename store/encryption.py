@@ -18,10 +18,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from prefixfleet.store.block_files import BlockFiles
-from prefixfleet.store.bucket_file import DiskBlock
+from prefixfleet.store.bucket_file import DiskBlock, bucket_file_bytes
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import SlotLayout
-from prefixfleet.store.slot_files import SlotFiles
+from prefixfleet.store.slot_files import BUCKET_BYTES, SlotFiles, bucket_size, bucket_slots
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -55,12 +55,15 @@ def read_key(path: Path) -> bytes:
 def open_slot_files(
     folder: Path, layout: SlotLayout, namespace: bytes, room_bytes: int, key: bytes | None
 ) -> BlockFiles:
-    """Files for the disk tier, of as many slots as ``room_bytes`` hold, encrypted if there is a
+    """Files for the disk tier, as many as fit into ``room_bytes`` whole, encrypted if there is a
     ``key``. Does no I/O."""
+    slot_bytes = (_around(layout) if key else layout).slot_bytes
+    size = bucket_size(room_bytes)
+    slots = bucket_slots(slot_bytes, size)
+    slots *= room_bytes // bucket_file_bytes(slot_bytes, slots)
     if key is None:
-        return SlotFiles(folder, layout, namespace, room_bytes // layout.slot_bytes)
-    slots = room_bytes // _around(layout).slot_bytes
-    return EncryptedSlotFiles(folder, layout, namespace, slots, key)
+        return SlotFiles(folder, layout, namespace, slots, size)
+    return EncryptedSlotFiles(folder, layout, namespace, slots, key, size)
 
 
 class EncryptedSlotFiles:
@@ -68,7 +71,13 @@ class EncryptedSlotFiles:
     are deleted when they are recovered, as those of another namespace are."""
 
     def __init__(
-        self, folder: Path, layout: SlotLayout, namespace: bytes, num_slots: int, key: bytes
+        self,
+        folder: Path,
+        layout: SlotLayout,
+        namespace: bytes,
+        num_slots: int,
+        key: bytes,
+        bucket_bytes: int = BUCKET_BYTES,
     ) -> None:
         self.layout = layout
         self.num_slots = num_slots
@@ -78,7 +87,22 @@ class EncryptedSlotFiles:
         ).digest()
         self._cipher = AESGCM(derived)
         self._size = NONCE_BYTES + layout.slot_bytes + TAG_BYTES
-        self._files = SlotFiles(folder, _around(layout), mark, num_slots)
+        self._files = SlotFiles(folder, _around(layout), mark, num_slots, bucket_bytes)
+
+    @property
+    def bucket_slots(self) -> int:
+        """See `SlotFiles`."""
+        return self._files.bucket_slots
+
+    @property
+    def bucket_bytes(self) -> int:
+        """See `SlotFiles`."""
+        return self._files.bucket_bytes
+
+    @property
+    def buckets(self) -> list[int]:
+        """See `SlotFiles`."""
+        return self._files.buckets
 
     @property
     def direct(self) -> bool:
@@ -108,6 +132,10 @@ class EncryptedSlotFiles:
     def forget(self, slots: Iterable[int]) -> None:
         """See `SlotFiles`."""
         self._files.forget(slots)
+
+    def delete(self, number: int) -> None:
+        """See `SlotFiles`."""
+        self._files.delete(number)
 
     def close(self) -> None:
         """See `SlotFiles`."""

@@ -4,6 +4,7 @@ Numbers only: no bytes, no I/O. What may leave is the matter of `EvictableBlocks
 where that of its `SlotTable`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prefixfleet.store.chain import BlockHash
@@ -22,8 +23,8 @@ from prefixfleet.store.slot_table import (
 )
 from prefixfleet.store.slot_tree import ORPHAN, ROOT
 
-DEPTH_SAMPLE = 64
-"""Blocks by which a pool judges how deep in their chains neighbouring ones are."""
+SAMPLE_OF_SOME = 64
+"""Blocks by which a pool judges how deep in their chains neighbouring ones are, and how old."""
 
 
 class SlotPool(EvictableBlocks):
@@ -72,6 +73,14 @@ class SlotPool(EvictableBlocks):
             if used:
                 self._touch(slot, now)
         return Pin(tuple(hashes[: len(slots)]), tuple(slots), self._unpin)
+
+    def pin_leaving(self, slots: Sequence[int]) -> Pin:
+        """Keep what is on its way out of these slots in place: until the pin is released, `free`
+        gives them to nobody."""
+        for slot in slots:
+            assert self._table.state[slot] == LEAVING, f"slot {slot} is not leaving"
+            self._pins[slot] += 1
+        return Pin(tuple(self._table.hash[slot] for slot in slots), tuple(slots), self._unpin)
 
     def reserve(self, parent: BlockHash, hashes: Sequence[BlockHash]) -> Reservation:
         """Free slots for ``hashes``, a chain that follows ``parent`` (empty at the root).
@@ -149,9 +158,17 @@ class SlotPool(EvictableBlocks):
     def depth_in(self, slots: range) -> float:
         """Average place in their chains of the blocks in ``slots``, of a sample: the deeper they
         are, the fewer follow them. 0 where there is none."""
-        step = max(1, len(slots) // DEPTH_SAMPLE)
+        step = max(1, len(slots) // SAMPLE_OF_SOME)
         depths = [self.position(slot) for slot in slots[::step] if self._table.is_resident(slot)]
         return sum(depths) / len(depths) if depths else 0.0
+
+    def age_in(self, slots: range) -> float:
+        """Average seconds since the blocks in ``slots`` were used, of a sample; infinite where
+        there is none."""
+        now = self._clock() - self._began
+        step = max(1, len(slots) // SAMPLE_OF_SOME)
+        used = [self._used_s[slot] for slot in slots[::step] if self._table.is_resident(slot)]
+        return now - sum(used) / len(used) if used else math.inf
 
     def standing_on(self, slots: Iterable[int], *, most: int | None = None) -> list[BlockHash]:
         """The resident blocks in ``slots`` and all that follow them, leaves first: those whom

@@ -1,21 +1,26 @@
 """Pages of a pool get their places in this process's page table before anybody waits for them.
 
 A page that is touched for the first time costs many times what copying its bytes costs, and every
-process that maps a pool pays once a page. The kernel does it faster when it is asked for many.
+process that maps a pool pays once a page. The kernel does it faster when it is asked for many, and
+makes one huge page of each 512 when it is asked for that: bytes then move with less of its time.
 """
 
 import ctypes
+import errno
 import logging
 import os
 import threading
 
 import numpy as np
 
+from prefixfleet.store.mapping import HUGE_BYTES
+
 log = logging.getLogger(__name__)
 
-SLICE_BYTES = 2 * 1024 * 1024
+SLICE_BYTES = HUGE_BYTES
 """About a millisecond's work: whoever maps or unmaps memory of this process waits for a slice."""
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14
+_MADV_COLLAPSE = 25  # of Linux 6.1, for shared memory as for any other
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -25,11 +30,13 @@ class Populating:
     who mapped it, who stops it when the mapping is not needed any more. It changes no byte.
 
     A kernel that cannot do it (before Linux 5.14), or a process that may have no more threads, is
-    logged; pages then get their places at first use.
+    logged; pages then get their places at first use. So is one that makes no huge pages (before
+    Linux 6.1, or forbidden there); they are made of what begins at a multiple of `HUGE_BYTES`.
     """
 
     def __init__(self, memory: memoryview) -> None:
         self.done_bytes = 0
+        self._huge = True  # until the kernel says that it never does
         self._memory = np.frombuffer(memory, np.uint8)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefixfleet-pages", daemon=True)
@@ -51,10 +58,18 @@ class Populating:
         address, size = self._memory.ctypes.data, self._memory.nbytes
         while self.done_bytes < size and not self._stop.is_set():
             length = min(SLICE_BYTES, size - self.done_bytes)
+            if self._huge and length == SLICE_BYTES:
+                self._make_huge(address + self.done_bytes)
             if error := _populate(address + self.done_bytes, length):
                 _give_up(os.strerror(error))
                 return
             self.done_bytes += length
+
+    def _make_huge(self, address: int) -> None:
+        """Before its pages have their places: it takes several times as long to take those away."""
+        if _collapse(address, SLICE_BYTES) == errno.EINVAL:
+            self._huge = False
+            log.info("the pool has no huge pages: this kernel makes none of shared memory")
 
 
 def _give_up(why: object) -> None:
@@ -63,5 +78,14 @@ def _give_up(why: object) -> None:
 
 def _populate(address: int, length: int) -> int:
     """0, or the kernel's error number. The interpreter's lock is free meanwhile."""
+    return _advise(address, length, _MADV_POPULATE_WRITE)
+
+
+def _collapse(address: int, length: int) -> int:
+    """As `_populate`. Anything but EINVAL says that it could not be done here and now."""
+    return _advise(address, length, _MADV_COLLAPSE)
+
+
+def _advise(address: int, length: int, advice: int) -> int:
     place, size = ctypes.c_void_p(address), ctypes.c_size_t(length)
-    return ctypes.get_errno() if _libc.madvise(place, size, _MADV_POPULATE_WRITE) else 0
+    return ctypes.get_errno() if _libc.madvise(place, size, advice) else 0

@@ -57,7 +57,7 @@ def seal(
 
     Raises `CorruptBlock` for a name of another length than a header holds.
     """
-    checksum = xxhash.xxh3_64(layout.payload(slot, shard)).intdigest()
+    checksum = xxhash.xxh3_64_intdigest(layout.payload(slot, shard))
     start = shard * layout.shard_bytes
     slot[start : start + HEADER_BYTES] = _header(layout, namespace, block, shard, checksum)
 
@@ -76,8 +76,7 @@ def verify(
 class ShardProof:
     """Proves one shard whose payload arrives little by little, while it is in the cache.
 
-    Owned by who receives it; one thread at a time. It hashes with a hasher, not at one go: only
-    then does the library let go of the interpreter's lock.
+    Owned by who receives it; one thread at a time. The interpreter's lock is free while it hashes.
     """
 
     def __init__(
@@ -126,7 +125,7 @@ def copy_out(
     start = shard * layout.shard_bytes
     header = bytes(slot[start : start + HEADER_BYTES])
     target[:] = layout.payload(slot, shard)
-    checksum = xxhash.xxh3_64(target).intdigest()
+    checksum = xxhash.xxh3_64_intdigest(target)
     _prove(header, _header(layout, namespace, block, shard, checksum))
 
 

@@ -13,7 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from prefixfleet.store.bucket_file import BucketFile, DiskBlock, bucket_header
+from prefixfleet.store.bucket_file import (
+    BucketFile,
+    DiskBlock,
+    bucket_file_bytes,
+    bucket_header,
+)
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.slot import SlotLayout
@@ -22,30 +27,60 @@ log = logging.getLogger(__name__)
 
 BUCKET_BYTES = 256 * 1024 * 1024
 MAX_BUCKET_SLOTS = 4096
+LEAST_BUCKETS = 32
 IOV_MAX = 512  # parts of one vectored call; Linux allows 1,024
+BUCKET_GLOB = "bucket-*.slots"
+
+
+def bucket_size(room_bytes: int) -> int:
+    """What buckets on a disk of ``room_bytes`` may take, so that there are `LEAST_BUCKETS` or more
+    for its namespaces. A power of two: files of another size are lost when the room changes."""
+    return min(BUCKET_BYTES, 1 << max(0, (room_bytes // LEAST_BUCKETS).bit_length() - 1))
+
+
+def bucket_slots(slot_bytes: int, bucket_bytes: int = BUCKET_BYTES) -> int:
+    """Slots of one bucket of about ``bucket_bytes``; at least one."""
+    return max(1, min(bucket_bytes // slot_bytes, MAX_BUCKET_SLOTS))
 
 
 class SlotFiles:
     """The bucket files of one namespace in one folder. Owned by the one thread that uses it.
 
-    ``num_slots`` is the cap; buckets come into being as slots are used. The constructor does no
-    I/O; `recover` opens the folder.
+    ``num_slots`` is the cap; buckets of about ``bucket_bytes`` come into being as slots are used.
+    The constructor does no I/O; `recover` opens the folder.
     """
 
-    def __init__(self, folder: Path, layout: SlotLayout, namespace: bytes, num_slots: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        layout: SlotLayout,
+        namespace: bytes,
+        num_slots: int,
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
         self.layout = layout
         self.num_slots = num_slots
-        self.bucket_slots = max(1, min(BUCKET_BYTES // layout.slot_bytes, MAX_BUCKET_SLOTS))
+        self.bucket_slots = bucket_slots(layout.slot_bytes, bucket_bytes)
         self.direct = True  # False where the file system refuses O_DIRECT
         self._folder = folder
         self._header = bucket_header(namespace, layout, self.bucket_slots)
         self._buckets: dict[int, BucketFile] = {}
 
+    @property
+    def bucket_bytes(self) -> int:
+        """Size of a bucket on the disk."""
+        return bucket_file_bytes(self.layout.slot_bytes, self.bucket_slots)
+
+    @property
+    def buckets(self) -> list[int]:
+        """Numbers of the buckets that are on the disk."""
+        return sorted(self._buckets)
+
     def recover(self) -> list[DiskBlock]:
         """Every block that was committed, parents before their children, without holes.
 
-        Buckets of another namespace, layout or size, and those past the cap, are deleted, which
-        is logged: on a node of several models the first one to come has the disk.
+        Buckets of another namespace, key, layout or size, and those past the cap, are deleted,
+        which is logged.
 
         Raises:
             ConfigError: the folder cannot be made, read or written.
@@ -57,7 +92,7 @@ class SlotFiles:
         except OSError as error:
             raise ConfigError(f"ssd tier, {self._folder}: {error}") from error
         if deleted := len(paths) - len(self._buckets):
-            what = "bucket files of another model or block size, or past the cap, are deleted"
+            what = "bucket files of another key, block or file size, or past the cap, are deleted"
             log.warning("ssd tier, %s: %d %s", self._folder, deleted, what)
         return _without_holes(found)
 
@@ -102,6 +137,13 @@ class SlotFiles:
             if (bucket := self._buckets.get(slot // self.bucket_slots)) is not None:
                 bucket.unname([slot % self.bucket_slots])
 
+    def delete(self, number: int) -> None:
+        """Give the space of a bucket back: nobody reads or writes it, and what it held is gone.
+        Nothing happens for one that never was. Raises `OSError`."""
+        if (bucket := self._buckets.pop(number, None)) is not None:
+            bucket.close()
+            self._path(number).unlink(missing_ok=True)
+
     def close(self) -> None:
         """Write the tables out and close the files; errors of a failing disk are ignored here,
         since an old table only brings old blocks back."""
@@ -112,7 +154,10 @@ class SlotFiles:
         self._buckets.clear()
 
     def _paths(self) -> list[Path]:
-        return sorted(self._folder.glob("bucket-*.slots"))
+        return sorted(self._folder.glob(BUCKET_GLOB))
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"bucket-{number:06}.slots"
 
     def _recover_bucket(self, path: Path) -> list[DiskBlock]:
         number = path.stem.removeprefix("bucket-")
@@ -130,7 +175,7 @@ class SlotFiles:
 
     def _bucket(self, number: int) -> BucketFile:
         if number not in self._buckets:
-            path = self._folder / f"bucket-{number:06}.slots"
+            path = self._path(number)
             bucket = self._file(path)
             try:
                 bucket.create(self._header)

@@ -73,14 +73,14 @@ class SlotTable:
         """Reserve known slots of an empty table: (slot, hash, parent), each parent before its
         children. Yields each slot; use it up."""
         assert not self.slot_of, "only an empty pool can be restored"
-        assert self.present == self.num_slots, "only a whole pool can be restored"
         taken = bytearray(self.num_slots)
         for slot, block, parent in blocks:
             assert not taken[slot], f"slot {slot} is named twice"
+            assert self.state[slot] == FREE, f"slot {slot} is not here"
             taken[slot] = True
             self._enter(slot, block, ROOT if parent == b"" else self.slot_of[parent])
             yield slot
-        self.free = array("i", (s for s in range(self.num_slots - 1, -1, -1) if not taken[s]))
+        self.free = array("i", (slot for slot in self.free if not taken[slot]))
 
     def settle(self, slot: int) -> bool:
         """A reserved block becomes resident, if its parent is."""

@@ -1,4 +1,5 @@
-"""`SsdTier`: the blocks that a node keeps on disk. Books in a `SlotPool`, bytes in `SlotFiles`.
+"""`SsdTier`: the blocks of one namespace that a node keeps on disk. Books in a `SlotPool`, bytes in
+`SlotFiles`.
 
 The tier never waits for a disk on the event loop, and never takes the node down: a full or failing
 disk stops the writes for a while, says why in `stats`, and everything that cannot be read is a
@@ -15,13 +16,14 @@ from typing import Any
 from prefixfleet.store.block_files import BlockFiles
 from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.chain import BlockHash
+from prefixfleet.store.disk_space import DiskSpace
 from prefixfleet.store.disk_threads import DiskThreads
 from prefixfleet.store.errors import CorruptBlock
 from prefixfleet.store.eviction import EvictionOrder
 from prefixfleet.store.holds import Reservation, Victims
 from prefixfleet.store.pool import SlotPool
+from prefixfleet.store.tier_space import BATCH_BLOCKS, TierSpace
 from prefixfleet.store.wear import WearBudget
-from prefixfleet.store.wear_file import WearFile
 
 log = logging.getLogger(__name__)
 
@@ -55,11 +57,20 @@ class DiskWrite:
     slot: memoryview
 
 
+@dataclass(frozen=True, slots=True)
+class SharedDisk:
+    """What the tiers of several namespaces have in common: owned by who opened the disk."""
+
+    threads: DiskThreads
+    budget: WearBudget
+    space: DiskSpace
+
+
 class SsdTier:
-    """Owned by the node daemon's event loop. `open` recovers, `close` ends the threads.
+    """Owned by the node daemon's event loop. `open` recovers, `close` closes its files; whoever
+    calls them holds the turn of the disk's space, where others write to it.
 
     ``leaving`` is awaited with the blocks that leave the disk, before their slots are used again.
-    ``wear_file`` keeps what is left of the ``budget``.
     """
 
     def __init__(
@@ -68,15 +79,25 @@ class SsdTier:
         namespace: bytes,
         order: EvictionOrder,
         *,
-        budget: WearBudget,
+        disk: SharedDisk,
         leaving: Callable[[Sequence[BlockHash]], Awaitable[None]],
         clock: Callable[[], float],
-        wear_file: WearFile | None = None,
     ) -> None:
         self._files = files
-        self._pool = SlotPool(files.num_slots, order, clock)
-        self._budget = budget
-        self._threads = DiskThreads(files, namespace, wear_file)
+        self._namespace = namespace
+        self._pool = SlotPool(files.num_slots, order, clock, absent=True)
+        self._disk = disk
+        self._budget = disk.budget
+        self._threads = disk.threads
+        self.space = TierSpace(
+            namespace,
+            files,
+            self._pool,
+            space=disk.space,
+            threads=disk.threads,
+            leave=self._evict,
+            clock=clock,
+        )
         self._leaving = leaving
         self._clock = clock
         self._degraded = ""
@@ -84,14 +105,25 @@ class SsdTier:
         self._counts: Counter[str] = Counter()
 
     async def open(self) -> int:
-        """Bring back what the disk holds; returns the number of blocks. Raises `ConfigError`."""
-        found = await self._threads.recover()
+        """Bring back what the disk holds, and be a holder of its space; returns the number of
+        blocks. Raises `ConfigError`."""
+        found = await self._threads.in_order(self._files.recover)
+        self.space.recovered()
         self._pool.restore((e.slot, e.block, e.parent) for e in found)
+        self._disk.space.holders[self._namespace] = self.space
         return len(found)
 
     async def close(self) -> None:
-        """See `DiskThreads.close`."""
-        await self._threads.close()
+        """See `DiskThreads.close_files`."""
+        await self._threads.close_files(self._files)
+
+    async def retire(self) -> None:
+        """All blocks leave the index, and stay on the disk for who opens it again."""
+        while (victims := self._pool.choose_victims(BATCH_BLOCKS)).hashes:
+            try:
+                await self._leaving(victims.hashes)
+            finally:
+                self._pool.free(victims)
 
     def match(self, chain: Sequence[BlockHash]) -> int:
         """Number of leading blocks of ``chain`` that are on disk."""
@@ -116,7 +148,7 @@ class SsdTier:
     @property
     def roomy(self) -> bool:
         """Whether there is room without eviction, and at least half of the wear budget is left."""
-        return self._pool.free_slots > 0 and self._budget.left >= 0.5
+        return self.space.roomy and self._budget.left >= 0.5
 
     @property
     def degraded(self) -> str:
@@ -177,7 +209,7 @@ class SsdTier:
         """
         with self._pool.pin(hashes) as pin:
             reads = [
-                self._threads.read(slot, block, target)
+                self._threads.read(self._files, self._namespace, slot, block, target)
                 for block, slot, target in zip(pin.hashes, pin.slots, targets, strict=False)
             ]
             results = await asyncio.gather(*reads, return_exceptions=True)
@@ -201,7 +233,8 @@ class SsdTier:
         """Figures for status: slots, bytes, counters, and why writes are stopped, if they are."""
         counts = self._pool.counts()
         return {
-            "slots": self._pool.num_slots,
+            "slots": self._pool.capacity,
+            "bytes": self.space.held_bytes,
             "resident": counts.resident,
             "pinned": counts.pinned,
             "direct_io": self._files.direct,
@@ -226,7 +259,7 @@ class SsdTier:
             for w, r in reserved
         ]
         try:
-            await self._threads.write(blocks, self._budget.left_bytes)
+            await self._threads.write(self._files, blocks, self._budget.left_bytes)
         except BaseException as error:
             for write, reservation in reversed(reserved):
                 reservation.abandon(write.block)
@@ -250,10 +283,12 @@ class SsdTier:
         self._degraded = f"disk: {error}"
 
     async def _make_room(self, count: int) -> None:
-        if (missing := count - self._pool.free_slots) > 0:
-            victims = self._pool.choose_victims(missing)
-            self._counts["evicted_blocks"] += len(victims.hashes)
-            await self._leave(victims)
+        if self._pool.free_slots < count and (missing := await self.space.make_room(count)):
+            await self._evict(self._pool.choose_victims(missing))
+
+    async def _evict(self, victims: Victims) -> None:
+        self._counts["evicted_blocks"] += len(victims.hashes)
+        await self._leave(victims)
 
     async def _leave(self, victims: Victims) -> None:
         try:

@@ -12,8 +12,8 @@ class WearBudget:
     """Bytes that may be written a day, as a bucket that fills evenly and holds one hour's worth,
     or ``least_bytes`` if that is more: what is smaller than one write would allow none, ever.
 
-    Owned by its tier. ``bytes_per_day`` None is no limit. It starts with ``left_bytes``, those
-    that an earlier life left; full if that is None.
+    Owned by who opened the disk, for all namespaces. ``bytes_per_day`` None is no limit. It starts
+    with ``left_bytes``, those that an earlier life left; full if that is None.
     """
 
     def __init__(
@@ -49,6 +49,10 @@ class WearBudget:
     def used_up(self) -> bool:
         """Whether something was refused a short while ago."""
         return self._clock() - self._refused_at < SHOWN_S
+
+    def hold_at_least(self, size: int) -> None:
+        """One write of ``size`` bytes must be possible when it is full."""
+        self._full = max(self._full, size)
 
     def affords(self, size: int, count: int) -> int:
         """How many of ``count`` writes of ``size`` bytes may be made now; others are refused."""

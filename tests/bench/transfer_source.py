@@ -18,6 +18,7 @@ import uvloop
 from links import MAKERS, SECRET
 from pulls import PoolNode, chain
 
+from prefixfleet.store.populate import Populating
 from prefixfleet.store.slot import HEADER_BYTES, SlotLayout
 from tests.bench.transfer_peers import SIZES
 
@@ -27,8 +28,17 @@ def layout_of(size):
     return SlotLayout(payload_bytes=SIZES[size][0] - HEADER_BYTES)
 
 
-def filled_node(size, name="source"):
+def pool_node(size, name):
+    """An empty pool, its pages in place as a daemon has them."""
     node = PoolNode(name, slots=SIZES[size][1], layout=layout_of(size))
+    populating = Populating(node.segment)
+    while populating.running:
+        time.sleep(0.01)
+    return node
+
+
+def filled_node(size, name="source"):
+    node = pool_node(size, name)
     node.fill(chain(SIZES[size][1]))
     return node
 

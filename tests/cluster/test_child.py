@@ -38,6 +38,19 @@ async def test_what_a_child_prints_is_in_its_log(tmp_path):
     assert not child.running
 
 
+async def test_a_line_of_its_own_output_is_found_and_no_earlier_ones(tmp_path):
+    first = await start(tmp_path, "print('x.Error: a'); print('x.Error: b'); print('y' * 5000)")
+    await first.wait()
+    second = await start(tmp_path, "print('nothing')")
+    await second.wait()
+
+    assert first.said_after("x.Error: ") == "b"
+    assert second.said_after("x.Error: ") == ""
+    assert second.log_tail() == "nothing"
+    (tmp_path / "child.log").unlink()
+    assert first.said_after("x.Error: ") == ""
+
+
 async def test_a_stopped_child_takes_its_own_children_along(tmp_path):
     child = await start(tmp_path, GRANDCHILD)
     grandchild = int(await until(lambda: child.log_tail()))

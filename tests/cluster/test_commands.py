@@ -86,6 +86,15 @@ def test_a_model_folder_without_a_model_is_refused_by_name(tmp_path, capsys):
         assert "noconfig.json,tokenizer.jsonthere" in said
 
 
+def test_models_that_do_not_fit_the_nodes_are_refused_and_it_says_what_to_do(model, capsys):
+    several = ("--model", str(model)) * 2
+    assert run("up", "--port", "0", "--nodes", "1", *several) == 2
+    assert "--colocate" in words(capsys)
+    for models in ((), several[:2], several[:2] * 9):
+        assert run("up", "--port", "0", "--colocate", *models) == 2
+        assert "expected 2 to 8" in words(capsys)
+
+
 def test_a_fleet_without_its_packages_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "prefixfleet.cluster.fleet", None)  # as if Ray were not here
 

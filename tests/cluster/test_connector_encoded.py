@@ -54,7 +54,8 @@ def test_slots_are_as_small_as_the_encoding_makes_them(start, daemons):
 def test_a_node_refuses_an_engine_of_another_encoding(start, first, other):
     start(encoding=first)
 
-    with pytest.raises(ConfigError, match=f"stored as '{other}', this node's pool holds '{first}'"):
+    why = f"stored as '{other}', an engine here stores them as '{first}'"
+    with pytest.raises(ConfigError, match=why):
         start(encoding=other)
 
 

@@ -1,8 +1,10 @@
 """What is worth a write when the disk is full: the fleet's last copy of what was used."""
 
+import asyncio
 import mmap
 
 import pytest
+from disks import disk_of
 
 from prefixfleet.cluster.demotion import Demotion
 from prefixfleet.store.eviction import LruOrder
@@ -10,7 +12,6 @@ from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, seal
 from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import SsdTier
-from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)
@@ -39,7 +40,9 @@ class World:
 
     async def evict(self, count, elsewhere=()):
         victims = self.pool.choose_victims(count)
+        self.demotion.expect(victims)
         await self.demotion.keep(victims, set(elsewhere))
+        self.demotion.forget(victims)
         self.pool.free(victims)
 
     async def fill_disk(self):
@@ -59,7 +62,7 @@ async def world(tmp_path, clock):
         SlotFiles(tmp_path, LAYOUT, NAMESPACE, DISK_SLOTS),
         NAMESPACE,
         LruOrder(),
-        budget=WearBudget(None, clock),
+        disk=disk_of(clock),
         leaving=leaving,
         clock=clock,
     )
@@ -100,6 +103,19 @@ async def test_a_full_disk_is_not_written_for_what_another_node_holds(world):
     await world.evict(3, elsewhere=USED)
 
     assert world.tier.match(USED) == 0
+
+
+async def test_what_left_before_its_parents_is_written_though_they_leave_before_its_turn(world):
+    other = bytes([9]) * 16
+    world.put([other])
+    world.put(UNUSED)
+
+    # each chooses before the first write has ended: the leaf waits, then what lies before it
+    await asyncio.gather(world.evict(1), world.evict(1), world.evict(2))
+
+    assert world.tier.match([other]) == 1
+    assert world.tier.match(UNUSED) == len(UNUSED)
+    assert world.pool.free_slots == SLOTS
 
 
 async def test_what_lies_before_a_last_copy_is_written_with_it(world):

@@ -28,10 +28,13 @@ def chain_of(tokens, salt=""):
 async def caches(request):
     """The index of engines' caches."""
     if request.param == "memory":
-        yield MemoryIndex()
+        yield MemoryIndex(lease_s=60)
         return
     index = RedisIndex(
-        *map(request.getfixturevalue, ("redis_url", "fleet")), area="engines", timeout_s=20
+        *map(request.getfixturevalue, ("redis_url", "fleet")),
+        area="engines",
+        lease_s=60,
+        timeout_s=20,
     )
     yield index
     await index.close()
@@ -40,7 +43,7 @@ async def caches(request):
 @pytest.fixture
 async def daemon(tmp_path_factory, caches):
     settings = settings_of(tmp_path_factory.mktemp("n"))
-    async with running_node(MemoryIndex(), settings, engine_index=caches) as daemon:
+    async with running_node(MemoryIndex(lease_s=60), settings, engine_index=caches) as daemon:
         yield daemon
 
 

@@ -16,7 +16,9 @@ HELLO_LATER = 0.05
 
 @pytest.fixture
 async def daemon(tmp_path_factory):
-    async with running_node(MemoryIndex(), settings_of(tmp_path_factory.mktemp("n"))) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(tmp_path_factory.mktemp("n"))
+    ) as daemon:
         yield daemon
 
 
@@ -48,7 +50,7 @@ async def test_junk_instead_of_hello_is_closed_with_the_reason(daemon, junk):
     assert "error" in msgpack.unpackb(answer[4:])
     writer.close()
     await until(lambda: daemon.snapshot()["refused_engines"] == 1)
-    assert daemon.snapshot()["engines"] == 0
+    assert daemon.snapshot()["connections"] == 0
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ async def test_an_engine_that_never_says_hello_is_let_go(daemon, monkeypatch):
     assert await closed(reader) == b""
 
     writer.close()
-    await until(lambda: daemon.snapshot()["engines"] == 0)
+    await until(lambda: daemon.snapshot()["connections"] == 0)
 
 
 async def test_one_connection_too_many_is_refused(daemon, monkeypatch):
@@ -144,7 +146,7 @@ async def test_an_engine_that_does_not_read_its_answers_is_dropped(daemon, monke
         async def flooded():
             if not engine.writer.is_closing():
                 engine.writer.write(frame * 200)
-            return daemon.snapshot()["engines"] == 0
+            return daemon.snapshot()["connections"] == 0
 
         await until(flooded)
 

@@ -36,7 +36,7 @@ from prefixfleet.store.redis_index import RedisIndex
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 
@@ -63,7 +63,7 @@ async def reachable(index, daemon):
 
 def plan_from(daemon, blocks, **changes):
     values = {"request": "r", "source": daemon.settings.name, "source_epoch": daemon.epoch}
-    return PullPlan(**values | {"blocks": blocks, "budget_s": 10.0} | changes)
+    return PullPlan(**values | {"blocks": blocks, "budget_s": 20.0} | changes)
 
 
 async def test_what_an_engine_commits_is_in_the_index_and_found_again(index, folder):

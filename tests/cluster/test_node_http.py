@@ -35,7 +35,9 @@ from prefixfleet.transfer.tcp import TcpLink
 
 @pytest.fixture
 async def daemon(tmp_path_factory):
-    async with running_node(MemoryIndex(), settings_of(tmp_path_factory.mktemp("n"))) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(tmp_path_factory.mktemp("n"))
+    ) as daemon:
         yield daemon
 
 
@@ -152,6 +154,7 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
     (kind,) = status["stats"]["kinds"].values()
     assert kind["namespace"]["model"] == "m"
     assert (kind["engines"], kind["slot_bytes"]) == (["test"], 8192)
+    assert (status["stats"]["engines"], status["stats"]["connections"]) == (1, 1)
     assert status["outcomes"][0]["pulled_blocks"] == 3
     assert status["stats"]["counters"]["blocks"] == {
         "engine": 1, "local": 2, "pulled": 3, "recomputed": 3,

@@ -17,7 +17,7 @@ async def daemon(request, tmp_path_factory):
     settings = settings_of(
         tmp_path_factory.mktemp("n"), pool_bytes=SLOTS * 8192, eviction=request.param
     )
-    async with running_node(MemoryIndex(), settings) as daemon:
+    async with running_node(MemoryIndex(lease_s=60), settings) as daemon:
         yield daemon
 
 

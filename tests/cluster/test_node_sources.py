@@ -16,7 +16,7 @@ BLOCKS = 60
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 

@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from disks import disk_of
 from eventually import until
 
 from prefixfleet.cluster.promotion import BATCH_BLOCKS, Promotion
@@ -14,7 +15,6 @@ from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import DiskWrite, SsdTier
-from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)
@@ -54,7 +54,7 @@ class World:
             self.files,
             NAMESPACE,
             LruOrder(),
-            budget=WearBudget(None, clock),
+            disk=disk_of(clock),
             leaving=leaving,
             clock=clock,
         )

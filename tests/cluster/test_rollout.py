@@ -128,12 +128,18 @@ async def wish_for(registry, **fields):
     await registry.change_wish(lambda wish: replace(wish, **fields))
 
 
-@pytest.mark.parametrize("daemon", [False, True])
-async def test_an_update_goes_through_the_fleet_once(registry, board, daemon):
+@pytest.mark.parametrize(
+    ("setting", "daemon"),
+    [
+        ("PREFIXFLEET_WORKER_MAX_MODEL_TOKENS", False),
+        ("PREFIXFLEET_WORKER_TENSOR_PARALLEL", True),
+        (rollout.MODEL_SETTING, True),
+    ],
+)
+async def test_an_update_goes_through_the_fleet_once(registry, board, setting, daemon):
     groups = Recorded(registry)
     await groups.announce()
     kept = Rollout(groups, registry, board)
-    setting = rollout.MODEL_SETTING if daemon else "PREFIXFLEET_WORKER_MAX_MODEL_TOKENS"
     await wish_for(registry, rollout=1, environ={setting: "64"})
 
     for _ in range(5):

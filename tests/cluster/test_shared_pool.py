@@ -37,7 +37,7 @@ from prefixfleet.transfer.ucx_binding import available
 
 @pytest.fixture
 def index():
-    return MemoryIndex()
+    return MemoryIndex(lease_s=60)
 
 
 @pytest.fixture
@@ -61,13 +61,20 @@ async def node(index, folder):
             pool.host.pool.check()
 
 
-def within_bounds(daemon, *engines):
+async def within_bounds(daemon, *engines):
+    """As soon as no slab is under way from one to the other."""
+    await until(lambda: _all_of_it_used(daemon, *engines))
+
+
+def _all_of_it_used(daemon, *engines):
     kinds = [kind(daemon, engine) for engine in engines]
-    assert sum(k["slabs"] for k in kinds) == 32
-    assert sum(k["bytes"] for k in kinds) == POOL_BYTES
     for k in kinds:
-        assert 0 <= k["waste_bytes"] <= MOST_WASTE * k["bytes"]
-        assert k["waste_bytes"] == k["bytes"] - k["slots"] * k["slot_bytes"]
+        assert k["waste_bytes"] == k["bytes"] - k["slots"] * k["slot_bytes"] >= 0
+    return (
+        sum(k["slabs"] for k in kinds) == 32
+        and sum(k["bytes"] for k in kinds) == POOL_BYTES
+        and all(k["waste_bytes"] <= MOST_WASTE * k["bytes"] for k in kinds)
+    )
 
 
 async def test_one_model_alone_has_every_slot_that_fits(node):
@@ -87,7 +94,7 @@ async def test_two_models_store_and_find_their_blocks_in_one_segment(node, index
         assert await found(small, mine, 1) == 40
         assert (await small.prepare(theirs))["blocks"] == 0
         assert (await large.prepare(mine, request="other"))["blocks"] == 0
-        within_bounds(node, small, large)
+        await within_bounds(node, small, large)
 
         async def published():
             return (await index.match(mine), await index.match(theirs)) == ({"a": 40}, {"a": 40})
@@ -107,14 +114,14 @@ async def test_memory_goes_to_who_stores_and_comes_back(node):
             return kind(node, engine)["slabs"] > 20
 
         await until(lambda: store_more(large))
-        within_bounds(node, small, large)
+        await within_bounds(node, small, large)
         assert kind(node, large)["slots"] > before
         assert kind(node, small)["slabs"] >= 4
         for chain in old:  # what is left is right
             await found(small, chain, 1)
 
         await until(lambda: store_more(small))
-        within_bounds(node, small, large)
+        await within_bounds(node, small, large)
         assert kind(node, large)["slabs"] >= 4
 
 
@@ -275,7 +282,7 @@ async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder, lin
         await stored(large, theirs, 2)
         await until(lambda: tells_contacts(index))
 
-        plan = PullPlan(request="r", source="a", source_epoch=a.epoch, blocks=60, budget_s=10.0)
+        plan = PullPlan(request="r", source="a", source_epoch=a.epoch, blocks=60, budget_s=20.0)
         assert await found(small_b, mine, 1, plan) == 60
         assert await found(large_b, theirs, 2, plan) == 60
         assert b.stats.pulls == 2
@@ -295,8 +302,8 @@ async def test_a_peer_pulls_blocks_of_both_while_memory_moves(index, folder, lin
         assert a._opener.mover.moved > 4
         assert "protocol" not in b.stats.failures
         assert "corrupt" not in b.stats.failures
-        within_bounds(a, small, large)
-        within_bounds(b, small_b, large_b)
+        await within_bounds(a, small, large)
+        await within_bounds(b, small_b, large_b)
 
 
 async def tells_contacts(index):
@@ -328,22 +335,6 @@ async def test_a_node_takes_a_bounded_number_of_namespaces(node):
         await until(lambda: all(k["slabs"] for k in node.snapshot()["kinds"].values()))
         assert len(kinds) == MAX_KINDS
         assert render_metrics(node.snapshot()).count(b"prefixfleet_node_kind_slots{") == MAX_KINDS
-
-
-async def test_the_first_namespace_has_the_disk_and_status_says_so(index, folder, tmp_path):
-    settings = settings_of(folder, pool_bytes=POOL_BYTES, ssd_path=tmp_path, ssd_bytes=64 << 20)
-    async with running_node(index, settings) as daemon, both_at(daemon) as (small, large):
-        assert kind(daemon, small)["disk"]
-        assert not kind(daemon, large)["disk"]
-
-        chains = [fresh_chain(100) for _ in range(20)]  # more than there is memory for
-        for chain in chains:
-            await stored(small, chain, 1)
-        theirs = fresh_chain(60)
-        await stored(large, theirs, 2)
-
-        assert [await found(small, chain, 1) for chain in chains] == [100] * 20
-        assert await found(large, theirs, 2) == 60
 
 
 async def test_a_node_that_goes_hands_over_the_last_copies_of_both(index, folder):

@@ -28,7 +28,9 @@ from prefixfleet.store.records import NodeRecord
 @pytest.fixture
 async def node(tmp_path_factory):
     folder = tmp_path_factory.mktemp("n")
-    async with running_node(MemoryIndex(), settings_of(folder, pool_bytes=POOL_BYTES)) as daemon:
+    async with running_node(
+        MemoryIndex(lease_s=60), settings_of(folder, pool_bytes=POOL_BYTES)
+    ) as daemon:
         yield daemon
         for pool in daemon._opener.pools.values():
             pool.host.pool.check()
@@ -99,6 +101,31 @@ async def test_a_full_node_has_a_place_again_when_a_model_is_long_without_an_eng
         async with PlainEngine.connected(socket, **model("ninth")) as ninth:
             await until(lambda: kind(node, ninth)["slabs"])
             assert await stored(ninth, fresh_chain(3)) == 3
+
+
+async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(node):
+    """As after an update of an engine's options; until then it is a mistake."""
+    socket, exact, eight_bits = node.settings.socket_path, fresh_chain(20), fresh_chain(30)
+    otherwise = SMALL | {
+        "namespace": asdict(replace(NAMESPACE, encoding="int8")),
+        "payload_bytes": 4_000,
+    }
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await stored(before, exact) == 20
+        async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+            assert "an engine here stores them as 'exact'" in after.welcome["error"]
+    await until(lambda: node.snapshot()["connections"] == 0)
+
+    async with PlainEngine.connected(socket, engine="after", **otherwise) as after:
+        await until(lambda: kind(node, after)["slabs"] > 0)
+        assert await stored(after, eight_bits) == 30
+        assert await found(after, exact) == 0
+        async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+            assert "an engine here stores them as 'int8'" in before.welcome["error"]
+    await until(lambda: node.snapshot()["connections"] == 0)
+
+    async with PlainEngine.connected(socket, engine="before", **SMALL) as before:
+        assert await found(before, exact) == 20
 
 
 async def test_wishes_to_keep_do_not_leave_another_model_without_memory(node, monkeypatch):
@@ -213,12 +240,12 @@ async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_p
 
 def lone_node(settings):
     """Without `running_node`'s own watch on its loops."""
-    return NodeDaemon(settings, SECRET, MemoryIndex(), open_links(settings, SECRET))
+    return NodeDaemon(settings, SECRET, MemoryIndex(lease_s=60), open_links(settings, SECRET))
 
 
 async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_over(tmp_path_factory):
     """The peer accepts what is offered of the first model, and then nothing comes of it."""
-    index, folder = MemoryIndex(), tmp_path_factory.mktemp("n")
+    index, folder = MemoryIndex(lease_s=60), tmp_path_factory.mktemp("n")
     async with AsyncExitStack() as stack:
         a, b = [
             await stack.enter_async_context(
@@ -248,7 +275,7 @@ async def test_a_model_whose_peer_takes_no_block_keeps_no_other_from_handing_ove
             return held and all(kind["slots"] for kind in told["b"].values()) and told["b"]
 
         await until(known)
-        assert await ask_handover(a.url, prefetch_key(SECRET), 3.0) == HandedOver(11, 6)
+        assert await ask_handover(a.url, prefetch_key(SECRET), 8.0) == HandedOver(11, 6)
         assert await found(large_b, theirs, 2) == 6
 
 

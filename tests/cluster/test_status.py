@@ -93,7 +93,13 @@ def test_what_is_wished_is_shown():
 def test_namespaces_that_share_a_nodes_memory_are_shown():
     kinds = {
         "aa" * 16: {"engines": ["x"], "slots": 100, "bytes": 1 << 30, "waste_bytes": 1 << 29},
-        "bb" * 16: {"engines": 7, "slots": "many", "found_blocks": 12, "disk": True},
+        "bb" * 16: {
+            "engines": 7,
+            "slots": "many",
+            "found_blocks": 12,
+            "disk": True,
+            "disk_bytes": 3 << 29,
+        },
         "cc" * 16: None,
     }
     node = {"node": "n", "epoch": 1, "lease": "held", "stats": {"kinds": kinds}}
@@ -101,7 +107,7 @@ def test_namespaces_that_share_a_nodes_memory_are_shown():
     text = shown(FleetWish(), nodes=[node])
 
     assert re.search(r"aaaaaaaa .* x .* 100 .* 1.00 .* 50.0% .* no", text)
-    assert re.search(r"bbbbbbbb .* 12 .* yes", text)
+    assert re.search(r"bbbbbbbb .* 12 .* 1.50", text)
     assert "cccccccc" not in text
 
 

@@ -23,7 +23,7 @@ BLOCKS = 4
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 
@@ -65,7 +65,7 @@ async def test_each_model_is_served_from_its_pool_and_no_block_crosses(
             source="a",
             source_epoch=small.epoch,
             blocks=BLOCKS,
-            budget_s=10.0,
+            budget_s=20.0,
         )
         crossed = await of_big.prepare(chain, plan)
         found = await of_big.prepare(own, request="s")
@@ -95,7 +95,7 @@ async def test_a_third_node_pulls_from_the_one_of_its_own_model(index, tmp_path_
 
         await until(both_published)
         plan = PullPlan(
-            request="r", source="b", source_epoch=big.epoch, blocks=BLOCKS, budget_s=10.0
+            request="r", source="b", source_epoch=big.epoch, blocks=BLOCKS, budget_s=20.0
         )
         pulled = await of_third.prepare(chain, plan)
 

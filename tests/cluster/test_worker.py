@@ -24,7 +24,7 @@ STANDIN = Path(node_rig.__file__).parent / "standin"
 
 @pytest.fixture
 async def index(redis_url, fleet):
-    index = RedisIndex(redis_url, fleet, timeout_s=20)
+    index = RedisIndex(redis_url, fleet, lease_s=60, timeout_s=20)
     yield index
     await index.close()
 
@@ -156,6 +156,14 @@ async def test_an_engine_that_cannot_start_is_an_error_with_the_end_of_its_log(s
         await asyncio.wait_for(task, 30)
     with pytest.raises(EngineFailed):
         worker.ready.result()
+
+
+async def test_what_our_connector_said_in_it_is_why_an_engine_ended(start, node):
+    _, task = start("raises")
+
+    with pytest.raises(EngineFailed, match=r"status 1; ConfigError: .*not this engine; see") as why:
+        await asyncio.wait_for(task, 30)
+    assert "root cause" not in str(why.value)
 
 
 async def test_an_engine_that_answers_no_prompt_is_an_error_with_its_answer(start, node):

@@ -51,7 +51,7 @@ def cache(daemons):
     cache.close()
 
 
-def loaded(cache, chain, plan=None, budget_s=1.0):
+def loaded(cache, chain, plan=None, budget_s=WAIT_S):
     """Payloads of the leading blocks."""
     found = []
     with cache.pin(secrets.token_hex(4), chain, plan, budget_s) as pinned:

@@ -41,6 +41,7 @@ def _node_snapshot():
     return {
         "tiers": {"dram": numbers},
         "kinds": {"00": defaultdict(int)},
+        "disk": defaultdict(int, unopened=numbers),
         "counters": defaultdict(int, blocks=numbers, pull_failures=numbers, failed_sources=numbers),
         "index": defaultdict(int),
         "cache": defaultdict(int),

@@ -72,7 +72,7 @@ async def test_of_two_routers_one_polls_and_the_other_takes_over(server, redis_u
     rights = [PollRights(redis_url, fleet, name, timeout_s=20) for name in "ab"]
 
     def claim(right):
-        return lambda engine: right.claim(engine, ttl_s=0.5)
+        return lambda engine: right.claim(engine, ttl_s=60)
 
     async with polling(server, claim(rights[1])) as (second, late):
         await until(lambda: second.connected)
@@ -83,6 +83,7 @@ async def test_of_two_routers_one_polls_and_the_other_takes_over(server, redis_u
             await until(lambda: len(late) == 4)
             assert (len(early), first.batches) == (0, 0)
             assert (second.losses.gaps, second.fault) == (0, "")
+    await rights[1].claim(server.events, ttl_s=0.01)  # its last: nobody renews it
     async with polling(server, claim(rights[0])) as (first, early):
         await until(lambda: first.connected)
         assert not first.elsewhere

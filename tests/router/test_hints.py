@@ -45,7 +45,7 @@ async def test_the_hint_is_the_plan_with_the_hashes_that_it_wants(rig, node_face
     engines, _ = await pulling_fleet(rig, url)
 
     await rig.post(prompt=LONG)
-    body, signature = await asyncio.wait_for(received.get(), 10)
+    body, signature = await asyncio.wait_for(received.get(), 30)
 
     hint = open_prefetch(body, signature, prefetch_key(SECRET))
     plan = engines[1].seen[0]["kv_transfer_params"]["prefixfleet"]

@@ -86,7 +86,7 @@ async def test_the_first_event_does_not_wait_for_the_second(rig):
     async with rig.client.post(
         "/v1/completions", json={"model": "tiny", "prompt": "x", "stream": True}
     ) as response:
-        first = await asyncio.wait_for(response.content.readany(), 10)
+        first = await asyncio.wait_for(response.content.readany(), 30)
 
     assert first == EVENTS[0]
 
@@ -102,7 +102,7 @@ async def test_a_client_that_leaves_a_stream_cancels_it_upstream_and_frees_its_l
         assert router.book.load("a") == Load(decoding=1)
         response.close()
 
-    await asyncio.wait_for(engine.cancelled.wait(), 10)
+    await asyncio.wait_for(engine.cancelled.wait(), 30)
     await until(lambda: router.book.load("a") == Load())
     assert router.in_flight == 0
 
@@ -118,11 +118,11 @@ async def test_a_client_that_leaves_before_the_first_byte_cancels_too(rig):
     router = await rig.start(engine)
 
     asking = asyncio.create_task(rig.post())
-    await asyncio.wait_for(started.wait(), 10)
+    await asyncio.wait_for(started.wait(), 30)
     assert router.book.load("a").queued_requests == 1
     asking.cancel()
 
-    await asyncio.wait_for(engine.cancelled.wait(), 10)
+    await asyncio.wait_for(engine.cancelled.wait(), 30)
     await until(lambda: router.book.load("a") == Load())
 
 

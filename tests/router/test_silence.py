@@ -42,7 +42,7 @@ def test_of_whole_answers_nobody_knows(clock):
 @pytest.mark.parametrize("policy", ["ours", "least-tokens"])
 async def test_others_get_what_a_hanging_engine_would(rig, monkeypatch, policy):
     """It answers its health checks; what it has is lost only when it is given up."""
-    monkeypatch.setattr(books, "SILENT_S", 0.2)
+    monkeypatch.setattr(books, "SILENT_S", 2.0)  # longer than an answer on a busy machine
 
     async def hangs(engine, request, asked):
         await for_ever()

@@ -76,7 +76,7 @@ async def test_no_path_is_a_fault_of_ours(rig, method, target):
         b"%b %b HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
         % (method, target)
     )
-    head, _, body = (await asyncio.wait_for(reader.read(), 10)).partition(b"\r\n\r\n")
+    head, _, body = (await asyncio.wait_for(reader.read(), 30)).partition(b"\r\n\r\n")
     writer.close()
 
     status = int(head.split()[1])
@@ -171,5 +171,5 @@ async def test_a_reader_that_leaves_cancels_at_the_engine(rig):
         assert await answer.content.readany() == b"data: 1\n\n"
         answer.close()
 
-    await asyncio.wait_for(engines["a"].cancelled.wait(), 10)
+    await asyncio.wait_for(engines["a"].cancelled.wait(), 30)
     await until(lambda: rig.router.in_flight == 0)

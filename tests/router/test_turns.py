@@ -107,7 +107,7 @@ async def test_a_request_waits_for_a_busy_worker_and_a_short_one_passes_a_long_o
         await asyncio.sleep(0)
         assert len(turns) == 2
         clock.now += 1.0
-    await asyncio.wait_for(asyncio.gather(long, short), 5)
+    await asyncio.wait_for(asyncio.gather(long, short), 30)
 
     assert order == ["short", "long"]
 
@@ -121,7 +121,7 @@ async def test_a_worker_that_should_be_free_by_now_gets_the_next_request(make_tu
         assert not waiting.done()
         clock.now += 9.0
 
-        bound = await asyncio.wait_for(waiting, 5)
+        bound = await asyncio.wait_for(waiting, 30)
 
     assert bound.worker.name == "a"
 
@@ -186,7 +186,7 @@ async def test_a_worker_that_is_drained_gets_nobody_who_waited_for_it(make_turns
         drained.add("a")
         clock.now += 9.0
 
-        bound = await asyncio.wait_for(waiting, 5)
+        bound = await asyncio.wait_for(waiting, 30)
 
     assert bound.worker.name == "b"
 
@@ -251,7 +251,7 @@ async def test_requests_spread_over_the_workers_that_are_free(make_turns, book, 
 
     released, both = asyncio.Event(), asyncio.Event()
     tasks = [asyncio.ensure_future(serve(str(i))) for i in range(2)]
-    await asyncio.wait_for(both.wait(), 5)
+    await asyncio.wait_for(both.wait(), 30)
     released.set()
     await asyncio.gather(*tasks)
 

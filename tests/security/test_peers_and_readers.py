@@ -117,7 +117,7 @@ async def test_an_engine_that_guesses_hashes_finds_nothing(tmp_path_factory, gue
     """Keyed with the cluster's secret, a hash cannot be computed from known text."""
     folder = tmp_path_factory.mktemp("n")
     async with (
-        running_node(MemoryIndex(), settings_of(folder)) as node,
+        running_node(MemoryIndex(lease_s=60), settings_of(folder)) as node,
         PlainEngine.connected(node.settings.socket_path) as engine,
     ):
         await engine.put(fresh_chain(3))

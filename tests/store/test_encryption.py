@@ -4,16 +4,16 @@ import mmap
 import random
 
 import pytest
+from disks import disk_of
 
 from prefixfleet.store import slot_files
 from prefixfleet.store.bucket_file import DiskBlock
 from prefixfleet.store.encryption import EncryptedSlotFiles, open_slot_files, read_key
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.eviction import LruOrder
-from prefixfleet.store.slot import SlotLayout, seal, verify
+from prefixfleet.store.slot import ALIGN_BYTES, SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
 from prefixfleet.store.ssd import DiskWrite, SsdTier
-from prefixfleet.store.wear import WearBudget
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=5000, shards=2)
@@ -154,12 +154,12 @@ async def nobody(blocks):
 
 async def test_the_disk_tier_works_on_encrypted_files_and_drops_what_was_changed(tmp_path, clock):
     def tier():
-        files = open_slot_files(tmp_path, LAYOUT, NAMESPACE, 8 * SLOT_ON_DISK, KEY)
+        files = EncryptedSlotFiles(tmp_path, LAYOUT, NAMESPACE, 8, KEY)
         return SsdTier(
             files,
             NAMESPACE,
             LruOrder(),
-            budget=WearBudget(None, clock),
+            disk=disk_of(clock),
             clock=clock,
             leaving=nobody,
         )
@@ -187,7 +187,8 @@ async def test_the_disk_tier_works_on_encrypted_files_and_drops_what_was_changed
 
 
 def test_the_room_counts_what_encryption_adds(tmp_path):
-    room = 8 * SLOT_ON_DISK
+    """A file of one slot: header, table and slot."""
+    room = 8 * (2 * ALIGN_BYTES + SLOT_ON_DISK)
 
     assert open_slot_files(tmp_path, LAYOUT, NAMESPACE, room, KEY).num_slots == 8
     assert open_slot_files(tmp_path, LAYOUT, NAMESPACE, room - 1, KEY).num_slots == 7

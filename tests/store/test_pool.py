@@ -351,6 +351,21 @@ def test_a_drop_orphans_what_is_being_written_after_it(pool):
     assert pool.counts() == used()
 
 
+def test_what_is_leaving_and_pinned_keeps_its_slot_until_the_pin_goes(pool):
+    fill(pool, "abc")
+    victims = pool.choose_victims(2)
+    pin = pool.pin_leaving(victims.slots)
+    assert pin.hashes == victims.hashes
+
+    pool.free(victims)
+
+    pool.check()
+    assert pool.free_slots == 3
+    assert not pool.knows(victims.hashes[0])
+    pin.release()
+    assert pool.free_slots == 5
+
+
 @pytest.mark.parametrize("block", [b"unknown", b"ab"])
 def test_dropping_what_is_not_resident_does_nothing(pool, block):
     with pool.reserve(b"", chain_of("ab")):

@@ -1,14 +1,19 @@
 """A pool's pages are in the page table before they are used, and no byte of it changes."""
 
+import ctypes
+import errno
 import mmap
 import os
+import random
 import resource
 import threading
+from pathlib import Path
 
 import pytest
 from eventually import until
 
 from prefixfleet.store import populate
+from prefixfleet.store.mapping import map_shared
 from prefixfleet.store.populate import SLICE_BYTES, Populating
 
 PAGE = mmap.PAGESIZE
@@ -39,6 +44,41 @@ async def test_pages_are_there_before_they_are_used(shared_file):
     assert page_faults_of_reading(memory) < SIZE // PAGE // 4
     assert bytes(memory[SLICE_BYTES - 50 : SLICE_BYTES + 50]) == b"\x07" * 100
     assert sum(memory) == 7 * 100
+
+
+def huge_kib(address):
+    """Of the mapping that begins at ``address``."""
+    text = Path("/proc/self/smaps").read_text().partition(f"{address:x}-")[2]
+    return int(text.partition("ShmemPmdMapped:")[2].split()[0])
+
+
+async def test_pages_become_huge_ones_and_no_byte_changes(shared_file):
+    memory = map_shared(shared_file, SIZE)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    memory[:] = (expected := random.Random(5).randbytes(SIZE))
+    if populate._collapse(address, SLICE_BYTES) == errno.EINVAL:
+        pytest.skip("this kernel makes no huge pages of shared memory")
+
+    populating = Populating(memory)
+
+    await until(lambda: populating.done_bytes == SIZE)
+    assert huge_kib(address) == 2 * SLICE_BYTES // 1024
+    assert memory == expected
+
+
+@pytest.mark.parametrize(("error", "asked"), [(errno.EINVAL, 1), (errno.ENOMEM, 2)])
+async def test_a_kernel_without_huge_pages_is_asked_once_and_one_that_has_none_left_goes_on(
+    shared_file, monkeypatch, caplog, error, asked
+):
+    calls = []
+    monkeypatch.setattr(populate, "_collapse", lambda *given: calls.append(given) or error)
+
+    with caplog.at_level("INFO"):
+        populating = Populating(memoryview(mmap.mmap(shared_file, SIZE)))
+        await until(lambda: populating.done_bytes == SIZE)
+
+    assert len(calls) == asked
+    assert ("no huge pages" in caplog.text) == (error == errno.EINVAL)
 
 
 async def test_memory_that_the_kernel_refuses_is_left_as_it_is(shared_file, caplog):

@@ -38,7 +38,7 @@ async def joined_again(index):
 @pytest.mark.timeout(300)
 async def test_after_a_failover_a_node_joins_anew_and_a_reader_starts_over(tmp_path):
     with under_sentinel(tmp_path) as group:
-        async with index_at(group.url, timeout_s=3) as index, index_at(group.url) as reader:
+        async with index_at(group.url, timeout_s=10) as index, index_at(group.url) as reader:
             member = await index.join(node_record("a"))
             await index.publish(member, segments(CHAIN))
             snapshot = await reader.snapshot()
@@ -65,7 +65,7 @@ async def test_after_a_failover_a_node_joins_anew_and_a_reader_starts_over(tmp_p
 async def test_a_life_does_not_go_on_with_a_primary_that_took_over_though_it_knows_it(tmp_path):
     """The replica has it all, but nobody can tell that."""
     with under_sentinel(tmp_path) as group:
-        async with index_at(group.url, timeout_s=3) as index:
+        async with index_at(group.url, timeout_s=10) as index:
             member = await index.join(node_record("a"))
             old = group.primary
             group.sentinels[0].ask("SENTINEL", "FAILOVER", "fleet")
@@ -105,7 +105,7 @@ async def test_all_of_a_fleet_is_on_one_shard_and_fleets_are_spread(shards):
 
 
 async def test_after_a_shard_has_another_primary_the_fleet_goes_on_there(shards):
-    async with index_at(shards.url, timeout_s=5) as index:
+    async with index_at(shards.url, timeout_s=10) as index:
         member = await index.join(node_record("a"))
         [old] = shards.holding("pf1:{f}:*")
         shards.replica_of(old).ask("CLUSTER", "FAILOVER")

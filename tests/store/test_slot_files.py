@@ -92,7 +92,7 @@ def test_files_of_another_namespace_layout_or_past_the_cap_are_not_read(tmp_path
     found = SlotFiles(tmp_path, layout, namespace, 8 if other == "smaller" else 64).recover()
 
     assert found == []
-    assert ("1 bucket files of another model" in caplog.text) == (other != "smaller")
+    assert ("1 bucket files of another key" in caplog.text) == (other != "smaller")
 
 
 def test_a_flipped_byte_in_the_table_loses_that_block_and_its_suffix_only(tmp_path):

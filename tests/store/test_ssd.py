@@ -6,6 +6,7 @@ import mmap
 import threading
 
 import pytest
+from disks import disk_of
 
 from prefixfleet.store import disk_threads
 from prefixfleet.store.eviction import LruOrder
@@ -79,10 +80,15 @@ async def make_tier(tmp_path, clock):
             FailingFiles(tmp_path, LAYOUT, NAMESPACE, num_slots),
             NAMESPACE,
             LruOrder(),
-            budget=WearBudget(bytes_per_day, clock, least_bytes=least_bytes, left_bytes=left_bytes),
+            disk=disk_of(
+                clock,
+                budget=WearBudget(
+                    bytes_per_day, clock, least_bytes=least_bytes, left_bytes=left_bytes
+                ),
+                wear_file=file,
+            ),
             leaving=leaving,
             clock=clock,
-            wear_file=file,
         )
         tier.gone = []
         await tier.open()
@@ -323,7 +329,7 @@ async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monk
         files,
         NAMESPACE,
         LruOrder(),
-        budget=WearBudget(None, clock),
+        disk=disk_of(clock),
         leaving=lambda _: asyncio.sleep(0),
         clock=clock,
     )

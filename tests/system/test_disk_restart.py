@@ -6,12 +6,13 @@ import os
 import random
 import signal
 import sys
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 from eventually import until
 from node_rig import SECRET, PlainEngine, fresh_chain, payload_of
+from two_models import LARGE, POOL_BYTES, SMALL
 
 from prefixfleet.store.redis_index import RedisIndex
 
@@ -45,8 +46,9 @@ def environ(redis_url, fleet, tmp_path, tmp_path_factory):
 
 
 @asynccontextmanager
-async def killed_at_the_end(environ):
-    """A daemon in a process of its own, and an engine on it; it dies without a word."""
+async def killed_at_the_end(environ, *models):
+    """A daemon in a process of its own, and an engine of each model on it, in this order; it dies
+    without a word."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, SUPPORT / "node_process.py", env=environ, stdout=asyncio.subprocess.PIPE
     )
@@ -54,8 +56,14 @@ async def killed_at_the_end(environ):
         async with asyncio.timeout(START_S):
             json.loads(await process.stdout.readline())
         folder = Path(environ["PREFIXFLEET_NODE_RUNTIME_DIR"])
-        async with PlainEngine.connected(folder / "a.sock") as engine:
-            yield engine
+        async with AsyncExitStack() as stack:
+            engines = [
+                await stack.enter_async_context(
+                    PlainEngine.connected(folder / "a.sock", engine=str(number), **model)
+                )
+                for number, model in enumerate(models or ({},))
+            ]
+            yield engines if models else engines[0]
             process.send_signal(signal.SIGKILL)
     finally:
         if process.returncode is None:
@@ -79,11 +87,12 @@ async def published(index, chain):
     return (await index.match(chain)).get("a", 0)
 
 
-async def found(engine, chain, request):
+async def found(engine, chain, request, fill=7):
     """Blocks of ``chain`` that came back; each is proved to be what was computed."""
     answer = await engine.prepare(chain, request=request)
     for block, slot in zip(chain, answer["slots"], strict=False):
-        assert engine.payload(slot, block) == payload_of(block)
+        right = payload_of(block, fill, engine.layout.payload_bytes)
+        assert engine.payload(slot, block) == right
     await engine.ask("release", request=request)
     return answer["blocks"]
 
@@ -120,7 +129,49 @@ async def test_killed_at_any_moment_it_never_gives_a_torn_block(index, environ):
                 await engine.put(chain)
             chains += new
             await asyncio.sleep(draw.uniform(0, 0.05))
-    assert any("bucket" in name for name in os.listdir(environ["PREFIXFLEET_NODE_SSD_PATH"] + "/a"))
+    assert bucket_files(environ)
+
+
+@pytest.mark.timeout(300)
+async def test_killed_with_two_models_each_has_its_own_blocks_or_none(index, environ):
+    """In turn the one or the other comes first; the disk is too small for what both store, so
+    that files are deleted too while it is killed."""
+    cap = 8 << 20
+    environ |= {
+        "PREFIXFLEET_NODE_POOL_BYTES": str(POOL_BYTES),
+        "PREFIXFLEET_NODE_SSD_BYTES": str(cap),
+    }
+    draw = random.Random(3)
+    chains = {0: [], 1: []}
+    back = {0: 0, 1: 0}
+    for number in range(6):
+        order = [0, 1] if number % 2 else [1, 0]
+        models = [(SMALL, LARGE)[which] for which in order]
+        async with killed_at_the_end(environ, *models) as engines:
+            for which, engine in zip(order, engines, strict=True):
+                for n, chain in enumerate(chains[which][-20:]):
+                    back[which] += await found(engine, chain, f"{number}-{n}", which)
+            await until(lambda: both_have_memory(index))
+            for _ in range(draw.randrange(12, 20)):
+                for which, engine in zip(order, engines, strict=True):
+                    chains[which].append(fresh_chain(60))
+                    await engine.put(chains[which][-1], which)
+                    await found(engine, chains[which][-1], "new", which)  # worth a write
+            await asyncio.sleep(draw.uniform(0, 0.05))
+        await until(lambda: gone(index))
+        assert sum(path.stat().st_size for path in bucket_files(environ)) <= cap
+    assert all(back.values())
+
+
+async def both_have_memory(index):
+    for member, record in await index.members():
+        if member.node == "a":
+            return [kind["slabs"] > 0 for kind in record.stats["kinds"].values()] == [True] * 2
+    return False
+
+
+def bucket_files(environ):
+    return list(Path(environ["PREFIXFLEET_NODE_SSD_PATH"]).glob("a/*/bucket-*"))
 
 
 async def gone(index):

@@ -50,7 +50,7 @@ def test_hits_in_8_bits_answer_as_cold_ones_within_their_bound(
         with pytest.raises(AssertionError, match="engine ended"):
             start_engines(folder, model, {"a": nodes["a"]}, {"a": "exact"})
 
-    refusal = "stored as 'exact', this node's pool holds 'int8-fp8'"
+    refusal = "stored as 'exact', an engine here stores them as 'int8-fp8'"
     assert refusal in (folder / "engine-a.log").read_text()
     assert (cold.cached_tokens, pulled.cached_tokens, local.cached_tokens) == (0, 384, 384)
     assert pulled.outcome["pulled_blocks"] == local.outcome["local_blocks"] == 12

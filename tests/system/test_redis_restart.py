@@ -49,8 +49,8 @@ async def test_nodes_publish_again_and_the_router_sees_them_again(folder, tmp_pa
         port = held.getsockname()[1]
     server = start_redis(tmp_path, password, port)
     index, router_index = (
-        RedisIndex(server.url, "f", timeout_s=20),
-        RedisIndex(server.url, "f", timeout_s=20),
+        RedisIndex(server.url, "f", lease_s=60, timeout_s=20),
+        RedisIndex(server.url, "f", lease_s=60, timeout_s=20),
     )
     view = View(time.monotonic)
     feed = asyncio.create_task(Feed(router_index, view, Degraded(time.monotonic)).run())

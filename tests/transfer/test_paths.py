@@ -175,7 +175,7 @@ async def test_a_probe_that_fails_is_not_repeated_at_once_and_costs_nothing_else
     assert puller.prober.probes == 1
     assert puller.paths.estimates.speed("a", "ucx").pulls == 0
     assert puller.prober.due(puller.prober._tried["a", "ucx"] + STALE_S / 2) is None
-    assert puller.prober.due(puller.prober._tried["a", "ucx"] + STALE_S) == ("a", "ucx")
+    assert puller.prober.due(puller.prober._tried["a", "ucx"] + STALE_S + 1) == ("a", "ucx")
 
 
 async def test_a_probe_may_be_made_again_and_again(two_links):
@@ -232,7 +232,7 @@ async def test_of_those_that_are_due_who_waited_longest_comes_first(two_links, c
     await pull(puller, contacts)
     await puller.prober.probe("a", "ucx")
     await puller.prober.probe("a", "tcp")
-    later = puller.prober._tried["a", "tcp"] + STALE_S
+    later = puller.prober._tried["a", "tcp"] + STALE_S + 1
     puller.prober._unsettled = None
     clock.now_s += STALE_S + 1
 

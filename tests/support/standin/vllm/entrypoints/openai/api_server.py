@@ -70,6 +70,9 @@ def main() -> None:
     sys.stderr.write(f"standing in, {os.environ['STANDIN']}\n")
     if os.environ["STANDIN"] == "breaks":
         sys.exit("no such weights")
+    if os.environ["STANDIN"] == "raises":
+        ours = "(core) prefixfleet.store.errors.ConfigError: prefixfleet: not this engine"
+        sys.exit("\n".join([ours, *["RuntimeError: see root cause above"] * 300]))
     Server(("127.0.0.1", port), Handler).serve_forever()
 
 

@@ -47,7 +47,8 @@ class FairlyKept:
 
     def worker_of(self, name: ResponseName, now: float) -> str:
         """Who keeps it; empty if that is not known."""
-        kept = self._tenants.get(name.tenant, {}).get(name.response)
+        mine = self._tenants.get(name.tenant)
+        kept = mine.get(name.response) if mine else None
         return kept.worker if kept and kept.until_s > now else ""
 
     def all(self) -> dict[ResponseName, str]:

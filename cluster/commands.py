@@ -63,17 +63,22 @@ async def _serve(directory: RunDir, options: argparse.Namespace) -> int:
 
 
 def _wish(options: argparse.Namespace) -> "Wish":
-    from prefixfleet.cluster.model import default_cache_dir, demo_model
     from prefixfleet.cluster.up import Wish
 
-    models = options.model or [demo_model(default_cache_dir(), _say)]
+    models = _models(options.model)
     _check_shares(options, len(models))
-    fleet = FleetSettings.read().fleet
     return Wish(
-        fleet=fleet, nodes=options.nodes, models=tuple(Path(m).absolute() for m in models),
+        fleet=FleetSettings.read().fleet, nodes=options.nodes, models=models,
         redis_url=options.redis or os.environ.get(REDIS_VARIABLE, ""), port=options.port,
         encoding=options.encoding or "", colocate=options.colocate,
     )  # fmt: skip
+
+
+def _models(folders: Sequence[Path]) -> tuple[Path, ...]:
+    """The models of these folders, or the demo's."""
+    from prefixfleet.cluster.model import default_cache_dir, demo_model
+
+    return tuple(Path(m).absolute() for m in folders or [demo_model(default_cache_dir(), _say)])
 
 
 def _check_shares(options: argparse.Namespace, models: int) -> None:
@@ -189,13 +194,16 @@ def demo(options: argparse.Namespace) -> int:
 async def _demo(directory: RunDir, options: argparse.Namespace, started: float) -> int:
     from prefixfleet.cluster import demo as shown
     from prefixfleet.cluster.demo_memory import resident_bytes
-    from prefixfleet.cluster.up import Supervisor
+    from prefixfleet.cluster.up import Supervisor, Wish
     from prefixfleet.store.redis_index import RedisIndex
     from prefixfleet.store.registry import WorkerRegistry
 
     stop = _stop_event()
-    options.nodes, options.redis, options.port, options.encoding = 2, None, 0, None
-    wish = await asyncio.to_thread(_wish, options)
+    models = await asyncio.to_thread(_models, options.model)
+    redis_url = os.environ.get(REDIS_VARIABLE, "")
+    wish = Wish(
+        fleet=FleetSettings.read().fleet, nodes=2, models=models, redis_url=redis_url, port=0
+    )
     async with Supervisor(wish, directory, _say) as fleet:
         index = RedisIndex(fleet.state.redis_url, wish.fleet)
         registry = WorkerRegistry(fleet.state.redis_url, wish.fleet)

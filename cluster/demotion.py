@@ -7,7 +7,8 @@ Must not know what makes blocks leave.
 """
 
 import asyncio
-from collections.abc import Callable, Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Set
 
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin, Victims
@@ -38,6 +39,7 @@ class Demotion:
         self._clock = clock
         self._turn = asyncio.Lock()
         self._leaving: dict[BlockHash, tuple[BlockHash, int]] = {}  # its parent and its slot
+        self._needed: Counter[BlockHash] = Counter()  # by what waits, since it follows them
         self._batch_since: float | None = None
         self.waiting = 0
         self.refused_busy = 0
@@ -52,30 +54,51 @@ class Demotion:
         return self._tier.degraded
 
     def expect(self, victims: Victims) -> None:
-        """They are on their way out, and stay in place until `forget`."""
+        """They will be given to `keep`. Until that returns they may be written with what left
+        before them."""
         steps = zip(victims.hashes, victims.parents, victims.slots, strict=True)
         self._leaving |= {block: (parent, slot) for block, parent, slot in steps}
 
     def forget(self, victims: Victims) -> None:
-        """Their slots are given away next."""
+        """They will not be written any more."""
         for block in victims.hashes:
             self._leaving.pop(block, None)
 
     async def keep(self, victims: Victims, elsewhere: Set[BlockHash]) -> None:
-        """Write what is worth it. ``victims`` stay in place until this returns; another node
-        holds those of them that are ``elsewhere``."""
+        """Write what is worth it. ``victims`` stay in place until this returns, and whether they
+        are on disk is clear then; another node holds those of them that are ``elsewhere``."""
+        try:
+            wanted = self._chosen(victims, elsewhere)
+            if wanted or any(block in self._needed for block in victims.hashes):
+                await self._in_turn(wanted)
+        finally:
+            self.forget(victims)
+
+    def _chosen(
+        self, victims: Victims, elsewhere: Set[BlockHash]
+    ) -> list[tuple[BlockHash, BlockHash, int]]:
+        """What is wanted of these, as far as it may wait for the disk."""
         worth = self._wanted(victims, elsewhere)
         most = max(1, self._pool.capacity // WAITING_SHARE)
         wanted = worth[: max(0, most - self.waiting)]  # what comes first in a chain
         self.refused_busy += len(worth) - len(wanted)
-        if not wanted:
-            return
+        return wanted
+
+    async def _in_turn(self, wanted: list[tuple[BlockHash, BlockHash, int]]) -> None:
+        """Write what is wanted; without any, wait until those before have what they need."""
+        parents = [parent for _, parent, _ in wanted]
         self.waiting += len(wanted)
+        self._needed.update(parents)
         try:
             async with self._turn:
                 await self._write(wanted)
         finally:
             self.waiting -= len(wanted)
+            self._need_no_more(parents)
+
+    def _need_no_more(self, blocks: Iterable[BlockHash]) -> None:
+        self._needed.subtract(blocks)
+        self._needed = +self._needed
 
     def _wanted(
         self, victims: Victims, elsewhere: Set[BlockHash]
@@ -93,7 +116,8 @@ class Demotion:
         ):
             if self._tier.holds(block):
                 continue
-            if roomy or block in above or (uses and block not in elsewhere):
+            needed = block in above or block in self._needed
+            if roomy or needed or (uses and block not in elsewhere):
                 above.add(parent)
                 chosen.append((block, parent, slot))
             else:
@@ -112,6 +136,7 @@ class Demotion:
             await self._store(list(writes.values()))
         finally:
             for pin in pins:
+                self._need_no_more(pin.hashes)
                 pin.release()
 
     def _before(self, parent: BlockHash, writes: dict[BlockHash, DiskWrite]) -> list[Pin]:
@@ -128,7 +153,9 @@ class Demotion:
         steps = zip(chain, (b"", *chain), pin.slots, strict=False)
         resident = [DiskWrite(block, above, self._slot(slot)) for block, above, slot in steps]
         writes |= {w.block: w for w in (*resident, *leaving) if not self._tier.holds(w.block)}
-        return [pin, self._pool.pin_leaving(slots)]
+        pins = [pin, self._pool.pin_leaving(slots)]
+        self._needed.update(block for pin in pins for block in pin.hashes)
+        return pins
 
     def _settled(self, block: BlockHash, writes: dict[BlockHash, DiskWrite]) -> bool:
         """Whether what follows this block has it before it on disk."""

@@ -175,11 +175,15 @@ class Evictions:
         """To disk, withdraw, free: in this order, and the last in any case."""
         try:
             if self._demotion is not None and not spoiled:
-                elsewhere = await self._announcer.elsewhere(victims.hashes)
-                await self._demotion.keep(victims, elsewhere)
+                await self._to_disk(self._demotion, victims)
             await self._announcer.withdraw(victims.hashes, unless=self._on_disk)
         finally:
-            if self._demotion is not None:
-                self._demotion.forget(victims)
             self._pool.free(victims)
             self.evicted_blocks += len(victims.hashes)
+
+    async def _to_disk(self, demotion: Demotion, victims: Victims) -> None:
+        try:
+            elsewhere = await self._announcer.elsewhere(victims.hashes)
+            await demotion.keep(victims, elsewhere)
+        finally:
+            demotion.forget(victims)

@@ -119,6 +119,16 @@ def test_a_redis_that_does_not_answer_is_told(model, capsys):
     assert "Redis" in words(capsys)
 
 
+def test_the_demo_is_told_too_and_says_where_the_logs_are(model, capsys, monkeypatch):
+    monkeypatch.setenv("PREFIXFLEET_REDIS_URL", "redis://127.0.0.1:1/0")
+
+    assert run("demo", "--model", str(model)) == 2
+
+    said = words(capsys)
+    assert "Redis" in said
+    assert "logs:" in said
+
+
 def test_a_home_that_cannot_be_written_says_what_to_set(monkeypatch, capsys):
     monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
 

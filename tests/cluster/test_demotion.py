@@ -28,6 +28,7 @@ class World:
         self.memory = memoryview(mmap.mmap(-1, SLOTS * LAYOUT.slot_bytes))
         self.tier = tier
         self.demotion = Demotion(self.pool, tier, self.slot, clock)
+        self.withdrawn = set()  # from the index, as whoever evicts does it
 
     def slot(self, number):
         return self.memory[number * LAYOUT.slot_bytes : (number + 1) * LAYOUT.slot_bytes]
@@ -42,7 +43,7 @@ class World:
         victims = self.pool.choose_victims(count)
         self.demotion.expect(victims)
         await self.demotion.keep(victims, set(elsewhere))
-        self.demotion.forget(victims)
+        self.withdrawn |= {b for b in victims.hashes if not self.tier.holds(b)}
         self.pool.free(victims)
 
     async def fill_disk(self):
@@ -116,6 +117,20 @@ async def test_what_left_before_its_parents_is_written_though_they_leave_before_
     assert world.tier.match([other]) == 1
     assert world.tier.match(UNUSED) == len(UNUSED)
     assert world.pool.free_slots == SLOTS
+
+
+async def test_what_is_written_with_what_left_before_it_is_not_withdrawn_meanwhile(world):
+    """Nobody wants the parents for themselves: another node has them."""
+    await world.fill_disk()
+    other = [bytes([9]) * 16]
+    for chain in (other, USED):
+        world.put(chain)
+        world.pool.observe(chain)
+
+    await asyncio.gather(world.evict(1), world.evict(1), world.evict(2, elsewhere=USED[:2]))
+
+    assert world.tier.match(USED) == len(USED)
+    assert world.withdrawn.isdisjoint(USED)
 
 
 async def test_what_lies_before_a_last_copy_is_written_with_it(world):

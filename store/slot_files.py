@@ -65,6 +65,7 @@ class SlotFiles:
         self._folder = folder
         self._header = bucket_header(namespace, layout, self.bucket_slots)
         self._buckets: dict[int, BucketFile] = {}
+        self._closed = False
 
     @property
     def bucket_bytes(self) -> int:
@@ -102,7 +103,8 @@ class SlotFiles:
         Data memory must be page aligned for direct I/O, as slots of a mapped pool are.
 
         Raises:
-            OSError: the disk is full or fails; none of ``blocks`` counts as committed then.
+            OSError: the disk is full or fails, or the files are closed; none of ``blocks`` counts
+                as committed then.
         """
         by_slot = sorted(blocks, key=lambda item: item[0].slot)
         for number, group in groupby(by_slot, key=lambda i: i[0].slot // self.bucket_slots):
@@ -139,14 +141,16 @@ class SlotFiles:
 
     def delete(self, number: int) -> None:
         """Give the space of a bucket back: nobody reads or writes it, and what it held is gone.
-        Nothing happens for one that never was. Raises `OSError`."""
+        Nothing happens for one that never was. Raises `OSError`, also when they are closed."""
+        self._check_open()
         if (bucket := self._buckets.pop(number, None)) is not None:
             bucket.close()
             self._path(number).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write the tables out and close the files; errors of a failing disk are ignored here,
-        since an old table only brings old blocks back."""
+        """Write the tables out and close the files, for good; errors of a failing disk are ignored
+        here, since an old table only brings old blocks back."""
+        self._closed = True
         for bucket in self._buckets.values():
             with contextlib.suppress(OSError):
                 bucket.flush()
@@ -173,7 +177,14 @@ class SlotFiles:
             if first + place < self.num_slots
         ]
 
+    def _check_open(self) -> None:
+        """What was asked for before the end may come after it: a bucket that is on the disk is not
+        known any more, and would be made anew, empty."""
+        if self._closed:
+            raise OSError(errno.ESHUTDOWN, f"ssd tier, {self._folder}: the files are closed")
+
     def _bucket(self, number: int) -> BucketFile:
+        self._check_open()
         if number not in self._buckets:
             path = self._path(number)
             bucket = self._file(path)

@@ -81,6 +81,20 @@ def test_blocks_behind_a_hole_do_not_come_back(tmp_path):
     assert [e.position for e in opened(tmp_path)[1]] == [0]
 
 
+def test_what_comes_after_the_end_fails_and_touches_no_file(tmp_path):
+    files, _ = opened(tmp_path)
+    blocks = [chain_block(n, n) for n in range(4)]
+    files.write([(b, sealed(b.position)) for b in blocks])
+    files.close()
+
+    with pytest.raises(OSError, match="closed"):
+        files.write([(chain_block(4, 4), sealed(4))])
+    with pytest.raises(OSError, match="closed"):
+        files.delete(0)
+
+    assert opened(tmp_path)[1] == blocks
+
+
 @pytest.mark.parametrize("other", ["namespace", "layout", "smaller"])
 def test_files_of_another_namespace_layout_or_past_the_cap_are_not_read(tmp_path, caplog, other):
     files, _ = opened(tmp_path)

@@ -105,7 +105,7 @@ class RankPool:
             raise PeerLost("there is no node daemon")
         if self._mapped is None:
             memory = _map(welcome)
-            self._mapped = _Mapped(welcome, memory, Populating(memory))
+            self._mapped = _Mapped(welcome, memory, Populating(memory, huge=False))
         return self._mapped
 
     def _writable(self) -> _Mapped:

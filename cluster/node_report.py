@@ -62,6 +62,7 @@ class NodeReport:
             "missing_links": dict(self._links.missing),
             "engines": len({name for pool in self._pools for name in pool.engines}),
             "connections": self._engines.connections,
+            "huge_page_bytes": self._opener.memory.huge_bytes if self._opener.memory else 0,
             "engine_caches": self._engine_caches.numbers() if self._engine_caches else {},
             "refused_engines": self._engines.refused,
             "degraded": self._degraded(),

@@ -25,7 +25,7 @@ class PoolMemory:
         self.servers = Servers()
         self.lease_ids = itertools.count(1)
         self.listeners: dict[str, Listener] = {}
-        self._populating = Populating(segment.view)
+        self._populating = Populating(segment.view, huge=True)
 
     @classmethod
     def create(cls, path: Path, pool_bytes: int) -> "PoolMemory":
@@ -36,6 +36,11 @@ class PoolMemory:
         """Serve the pools over every link. Raises `ConfigError` if an address cannot be used."""
         for link in links:
             self.listeners[link.name] = await link.listen(host, self.segment.view, self.servers)
+
+    @property
+    def huge_bytes(self) -> int:
+        """What of it lies in huge pages so far."""
+        return self._populating.huge_bytes
 
     def contacts(self) -> dict[str, str]:
         """Where peers connect, by link."""

@@ -6,7 +6,6 @@ makes one huge page of each 512 when it is asked for that: bytes then move with 
 """
 
 import ctypes
-import errno
 import logging
 import os
 import threading
@@ -19,6 +18,9 @@ log = logging.getLogger(__name__)
 
 SLICE_BYTES = HUGE_BYTES
 """About a millisecond's work: whoever maps or unmaps memory of this process waits for a slice."""
+REFUSALS = 16
+"""Huge pages in a row that the kernel did not make until it is asked for no more: each time it has
+looked through its memory for a free one."""
 _MADV_POPULATE_WRITE = 23  # of Linux 5.14
 _MADV_COLLAPSE = 25  # of Linux 6.1, for shared memory as for any other
 
@@ -30,13 +32,17 @@ class Populating:
     who mapped it, who stops it when the mapping is not needed any more. It changes no byte.
 
     A kernel that cannot do it (before Linux 5.14), or a process that may have no more threads, is
-    logged; pages then get their places at first use. So is one that makes no huge pages (before
-    Linux 6.1, or forbidden there); they are made of what begins at a multiple of `HUGE_BYTES`.
+    logged; pages then get their places at first use.
+
+    ``huge`` ones are made of what begins at a multiple of `HUGE_BYTES`, where the kernel has any
+    (from Linux 6.1 on); ``huge_bytes`` says of how much. Only one process should ask for them: it
+    pays for them in its own control group, whoever had paid for the small ones.
     """
 
-    def __init__(self, memory: memoryview) -> None:
+    def __init__(self, memory: memoryview, *, huge: bool) -> None:
         self.done_bytes = 0
-        self._huge = True  # until the kernel says that it never does
+        self.huge_bytes = 0
+        self._refusals = 0 if huge else REFUSALS  # in a row
         self._memory = np.frombuffer(memory, np.uint8)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prefixfleet-pages", daemon=True)
@@ -58,7 +64,7 @@ class Populating:
         address, size = self._memory.ctypes.data, self._memory.nbytes
         while self.done_bytes < size and not self._stop.is_set():
             length = min(SLICE_BYTES, size - self.done_bytes)
-            if self._huge and length == SLICE_BYTES:
+            if self._refusals < REFUSALS and length == SLICE_BYTES:
                 self._make_huge(address + self.done_bytes)
             if error := _populate(address + self.done_bytes, length):
                 _give_up(os.strerror(error))
@@ -67,9 +73,15 @@ class Populating:
 
     def _make_huge(self, address: int) -> None:
         """Before its pages have their places: it takes several times as long to take those away."""
-        if _collapse(address, SLICE_BYTES) == errno.EINVAL:
-            self._huge = False
-            log.info("the pool has no huge pages: this kernel makes none of shared memory")
+        error = _collapse(address, SLICE_BYTES)
+        if not error:
+            self._refusals = 0
+            self.huge_bytes += SLICE_BYTES
+            return
+        self._refusals += 1
+        if self._refusals == REFUSALS:
+            done = f"{self.huge_bytes} of {self._memory.nbytes} bytes"
+            log.info("huge pages of a pool: %s, then no more: %s", done, os.strerror(error))
 
 
 def _give_up(why: object) -> None:
@@ -82,7 +94,8 @@ def _populate(address: int, length: int) -> int:
 
 
 def _collapse(address: int, length: int) -> int:
-    """As `_populate`. Anything but EINVAL says that it could not be done here and now."""
+    """As `_populate`. ``EINVAL``: this kernel makes none of such memory; ``ENOMEM``, ``EBUSY``:
+    none is free, or this control group may have no more."""
     return _advise(address, length, _MADV_COLLAPSE)
 
 

@@ -188,7 +188,7 @@ def bench_pages(size):
         fresh, other, ready = (np.frombuffer(mmap.mmap(fd, size), np.uint8) for _ in range(3))
         first, again = write_s(fresh), write_s(fresh)
         shared = write_s(other)
-        populating = Populating(memoryview(ready))
+        populating = Populating(memoryview(ready), huge=False)
         while populating.running:
             time.sleep(0.01)
         populated = write_s(ready)

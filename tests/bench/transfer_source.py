@@ -31,7 +31,7 @@ def layout_of(size):
 def pool_node(size, name):
     """An empty pool, its pages in place as a daemon has them."""
     node = PoolNode(name, slots=SIZES[size][1], layout=layout_of(size))
-    populating = Populating(node.segment)
+    populating = Populating(node.segment, huge=True)
     while populating.running:
         time.sleep(0.01)
     return node

@@ -155,6 +155,7 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
     assert kind["namespace"]["model"] == "m"
     assert (kind["engines"], kind["slot_bytes"]) == (["test"], 8192)
     assert (status["stats"]["engines"], status["stats"]["connections"]) == (1, 1)
+    assert status["stats"]["huge_page_bytes"] == daemon.snapshot()["huge_page_bytes"]
     assert status["outcomes"][0]["pulled_blocks"] == 3
     assert status["stats"]["counters"]["blocks"] == {
         "engine": 1, "local": 2, "pulled": 3, "recomputed": 3,

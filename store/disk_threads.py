@@ -5,6 +5,7 @@ verified by who read them.
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +62,11 @@ class DiskThreads:
             closing.result()
         else:
             log.error("ssd tier: the disk ended no write within %g s: left open", CLOSE_S)
+
+    def close_later(self, files: BlockFiles) -> None:
+        """Close them after all that was asked before; nobody waits for it."""
+        with contextlib.suppress(RuntimeError):  # `close` was called: the process ends
+            self._writer.submit(files.close)
 
     def close(self) -> None:
         """Take nothing more."""

@@ -91,6 +91,7 @@ class SlotFiles:
             paths = self._paths()
             found = [entry for path in paths for entry in self._recover_bucket(path)]
         except OSError as error:
+            self._close_all()
             raise ConfigError(f"ssd tier, {self._folder}: {error}") from error
         if deleted := len(paths) - len(self._buckets):
             what = "bucket files of another key, block or file size, or past the cap, are deleted"
@@ -154,6 +155,10 @@ class SlotFiles:
         for bucket in self._buckets.values():
             with contextlib.suppress(OSError):
                 bucket.flush()
+        self._close_all()
+
+    def _close_all(self) -> None:
+        for bucket in self._buckets.values():
             bucket.close()
         self._buckets.clear()
 
@@ -198,11 +203,13 @@ class SlotFiles:
         return self._buckets[number]
 
     def _open(self, path: Path) -> BucketFile | None:
-        bucket = self._file(path)
-        if bucket.load() == self._header:
-            return bucket
-        bucket.close()
-        return None
+        bucket, ours = self._file(path), False
+        try:
+            ours = bucket.load() == self._header
+        finally:
+            if not ours:
+                bucket.close()
+        return bucket if ours else None
 
     def _file(self, path: Path) -> BucketFile:
         bucket = BucketFile(path, self.layout.slot_bytes, self.bucket_slots, direct=self.direct)

@@ -107,7 +107,11 @@ class SsdTier:
     async def open(self) -> int:
         """Bring back what the disk holds, and be a holder of its space; returns the number of
         blocks. Raises `ConfigError`."""
-        found = await self._threads.in_order(self._files.recover)
+        try:
+            found = await self._threads.in_order(self._files.recover)
+        except BaseException:  # also who waits no longer: the thread goes on and opens them
+            self._threads.close_later(self._files)
+            raise
         self.space.recovered()
         self._pool.restore((e.slot, e.block, e.parent) for e in found)
         self._disk.space.holders[self._namespace] = self.space

@@ -1,5 +1,6 @@
 """Slots on disk: whatever moment the process dies at, what comes back is whole."""
 
+import errno
 import mmap
 import os
 import random
@@ -13,7 +14,7 @@ import pytest
 from prefixfleet.store.bucket_file import BucketFile, DiskBlock
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import ALIGN_BYTES, SlotLayout, seal, verify
-from prefixfleet.store.slot_files import SlotFiles
+from prefixfleet.store.slot_files import MAX_BUCKET_SLOTS, SlotFiles
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=5000)
@@ -187,6 +188,30 @@ def test_a_folder_that_cannot_be_used_says_so(tmp_path):
 
     with pytest.raises(ConfigError, match="ssd tier"):
         opened(tmp_path / "file" / "under")
+
+
+def test_a_recovery_that_fails_leaves_no_file_open(tmp_path, monkeypatch):
+    files, _ = opened(tmp_path, 3 * MAX_BUCKET_SLOTS)
+    numbers = [0, MAX_BUCKET_SLOTS, 2 * MAX_BUCKET_SLOTS]
+    files.write([(chain_block(slot, i), sealed(i)) for i, slot in enumerate(numbers)])
+    files.close()
+    load, before = BucketFile.load, open_files()
+
+    def fail_at_the_last(bucket):
+        if len(open_files()) == len(before) + 3:
+            raise OSError(errno.EIO, "bad disk")
+        return load(bucket)
+
+    monkeypatch.setattr(BucketFile, "load", fail_at_the_last)
+
+    with pytest.raises(ConfigError, match="bad disk"):
+        opened(tmp_path, 3 * MAX_BUCKET_SLOTS)
+
+    assert open_files() == before
+
+
+def open_files():
+    return os.listdir("/proc/self/fd")
 
 
 def test_a_slot_that_was_never_written_is_an_error(tmp_path):

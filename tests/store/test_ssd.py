@@ -320,11 +320,16 @@ class HungFiles(SlotFiles):
         self.may_answer.wait(120)
         super().write(blocks)
 
+    def recover(self):
+        self.may_answer.wait(120)
+        return super().recover()
+
 
 async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monkeypatch, caplog):
     monkeypatch.setattr(disk_threads, "CLOSE_S", 0.05)
     files = HungFiles(tmp_path, LAYOUT, NAMESPACE, num_slots=4)
     files.may_answer = threading.Event()
+    files.may_answer.set()
     tier = SsdTier(
         files,
         NAMESPACE,
@@ -334,6 +339,7 @@ async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monk
         clock=clock,
     )
     await tier.open()
+    files.may_answer.clear()
     storing = asyncio.create_task(tier.store(writes(CHAIN[:1])))
     await asyncio.sleep(0)
 
@@ -342,3 +348,27 @@ async def test_a_disk_that_does_not_answer_holds_up_no_end(tmp_path, clock, monk
     assert "left open" in caplog.text
     files.may_answer.set()
     assert await storing == CHAIN[:1]
+
+
+async def test_a_tier_that_nobody_waits_for_any_more_leaves_no_file_open(
+    make_tier, tmp_path, clock
+):
+    await (await make_tier()).store(writes(CHAIN[:2]))
+    files = HungFiles(tmp_path, LAYOUT, NAMESPACE, num_slots=8)
+    files.may_answer = threading.Event()
+    disk = disk_of(clock)
+    tier = SsdTier(
+        files, NAMESPACE, LruOrder(), disk=disk, leaving=lambda _: asyncio.sleep(0), clock=clock
+    )
+    opening = asyncio.create_task(tier.open())
+    await asyncio.sleep(0)
+
+    opening.cancel()
+    await asyncio.wait({opening})
+    files.may_answer.set()
+    await disk.threads.in_order(int)
+
+    assert opening.cancelled()
+    assert files.buckets == []
+    with pytest.raises(OSError, match="closed"):
+        files.delete(0)

@@ -134,12 +134,13 @@ class BucketFile:
 
     def _write_pages(self, places: Sequence[int]) -> None:
         pages = {self._at(place) // ALIGN_BYTES for place in places}
+        on_pages = {p for p in self._on_disk if self._at(p) // ALIGN_BYTES in pages}
+        cleared = {p for p in on_pages if self._table[self._at(p)] == 0}  # others may be meanwhile
         for page in pages:
             self._put(page * ALIGN_BYTES, ALIGN_BYTES)
         if pages:
             self.sync()
-            named = {p for p in self._on_disk if self._at(p) // ALIGN_BYTES in pages}
-            self._on_disk -= {p for p in named if self._table[self._at(p)] == 0}
+            self._on_disk -= cleared
 
     def _put(self, at: int, length: int) -> None:
         view = memoryview(self._table)[at : at + length]

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from prefixfleet.store.bucket_file import DiskBlock
+from prefixfleet.store.bucket_file import BucketFile, DiskBlock
 from prefixfleet.store.errors import ConfigError, CorruptBlock
 from prefixfleet.store.slot import ALIGN_BYTES, SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
@@ -67,6 +67,29 @@ def test_a_slot_used_again_holds_only_the_new_block(tmp_path):
     other = DiskBlock(0, block_name(77), b"", 0)
 
     files.write([(other, sealed(77))])
+
+    assert opened(tmp_path)[1] == [other]
+
+
+def test_a_block_forgotten_while_the_table_is_written_is_cleared_before_its_slot_is_used(
+    tmp_path, monkeypatch
+):
+    """The event loop forgets while the writing thread writes: that table still names the block."""
+    files, _ = opened(tmp_path)
+    files.write([(chain_block(0, 0), sealed(0))])
+    sync = BucketFile.sync
+
+    def forget_meanwhile(bucket):
+        sync(bucket)
+        files.forget([0])
+
+    monkeypatch.setattr(BucketFile, "sync", forget_meanwhile)
+    other = DiskBlock(1, block_name(77), b"", 0)
+    bucket = files._buckets[0]
+    bucket.name({1: other})  # the commit of a write to the same page
+    monkeypatch.setattr(BucketFile, "sync", sync)
+
+    bucket.clear([0])  # as the next write to slot 0 does, and dies after it
 
     assert opened(tmp_path)[1] == [other]
 

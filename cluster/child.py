@@ -14,7 +14,7 @@ from prefixfleet.cluster.leash import leashed
 from prefixfleet.store.errors import ConfigError
 
 TAIL_BYTES = 4096
-SEARCHED_BYTES = 256 << 10
+SEARCHED_BYTES = 64 << 10
 """Of the end of its output: an engine's processes each print a traceback when one has failed."""
 
 

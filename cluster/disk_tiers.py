@@ -81,7 +81,7 @@ class DiskTiers:
 
     def numbers(self) -> dict[str, Any]:
         """The disk for status: its cap, what all files take, how many a namespace gave to another,
-        and what namespaces have whose engine has not come."""
+        and what namespaces have that have no tier: no engine came yet, or for long."""
         if self._shared is None:
             return {}
         space = self._shared.space

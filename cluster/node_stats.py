@@ -134,7 +134,7 @@ def _disk(tier: dict[str, Any] | None, disk: dict[str, Any]) -> Iterator[Metric]
             yield GaugeMetricFamily(f"prefixfleet_node_ssd_{name}", text, value=disk[name])
         yield GaugeMetricFamily(
             "prefixfleet_node_ssd_unopened_bytes",
-            "Disk tier: files of namespaces whose engine has not come since the start",
+            "Disk tier: files of namespaces without a pool: no engine came yet, or for long",
             value=sum(disk["unopened"].values()),
         )
         yield CounterMetricFamily(

@@ -49,6 +49,11 @@ class Holder(Protocol):
     """A namespace with files on the disk, open or not."""
 
     @property
+    def open(self) -> bool:
+        """Whether it takes files too. Who does not is no holder any more without one."""
+        ...
+
+    @property
     def files(self) -> int:
         """How many."""
         ...
@@ -100,9 +105,12 @@ class DiskSpace:
             return True
 
     async def _give(self, digest: bytes) -> bool:
-        given = await self.holders[digest].give()
+        holder = self.holders[digest]
+        given = await holder.give()
         if given:
             self.given_files += 1
+            if not (holder.open or holder.files):
+                del self.holders[digest]
         else:
             self._stuck_until[digest] = self._clock() + RETRY_S
         return given

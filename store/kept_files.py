@@ -4,6 +4,7 @@ Nothing is known of them but name, size and age. They count in the cap and go as
 an engine comes they are recovered as a tier's own.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,6 +47,11 @@ class KeptFiles:
         self._since_s = clock()
 
     @property
+    def open(self) -> bool:
+        """See `Holder`."""
+        return False
+
+    @property
     def files(self) -> int:
         """See `Holder`."""
         return len(self._files)
@@ -60,9 +66,10 @@ class KeptFiles:
         return self._clock() - self._since_s
 
     async def give(self) -> bool:
-        """See `Holder`; the file that was written longest ago."""
+        """See `Holder`; the file that was written longest ago, and after the last their folder."""
+        delete = _delete if len(self._files) > 1 else _delete_last
         try:
-            await self._threads.in_order(_delete, self._files[0].path)
+            await self._threads.in_order(delete, self._files[0].path)
         except OSError as error:
             log.warning("ssd tier: %s", error)
             return False
@@ -72,3 +79,9 @@ class KeptFiles:
 
 def _delete(path: Path) -> None:
     path.unlink(missing_ok=True)
+
+
+def _delete_last(path: Path) -> None:
+    _delete(path)
+    with contextlib.suppress(OSError):  # something else lies in it
+        path.parent.rmdir()

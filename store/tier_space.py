@@ -46,6 +46,11 @@ class TierSpace:
         self._needed_s = clock()  # when room was asked for last
 
     @property
+    def open(self) -> bool:
+        """See `Holder`."""
+        return True
+
+    @property
     def files(self) -> int:
         """See `Holder`."""
         return len(self._own)

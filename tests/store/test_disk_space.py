@@ -195,7 +195,31 @@ async def test_files_that_nobody_opened_count_and_go_when_they_are_oldest(disk):
     disk.clock.advance(1000.0)
     for more in range(number, number + 30):
         assert await disk.store(LARGE, chain_of(more)) == 4
-    assert disk.space.holders[SMALL].held_bytes < held
+    assert SMALL not in disk.space.holders
+
+
+@pytest.mark.parametrize("more", [False, True])
+async def test_who_never_came_and_gave_its_last_file_leaves_nothing(disk, more):
+    await disk.open(SMALL)
+    await disk.store(SMALL, chain_of(1))
+    await disk.close(SMALL)
+    disk.keep(SMALL)
+    folder = disk.folder / SMALL.hex()
+    if more:
+        (folder / "somebody's").touch()
+    await disk.open(LARGE)
+    disk.clock.advance(1000.0)
+    number = 100
+    while disk.space.given_files == 0:
+        assert await disk.store(LARGE, chain_of(number)) == 4
+        number += 1
+
+    assert list(disk.space.holders) == [LARGE]
+    assert folder.exists() == more
+    for later in range(number, number + 30):
+        assert await disk.store(LARGE, chain_of(later)) == 4
+    assert await disk.open(SMALL) == 0
+    assert await disk.store(SMALL, chain_of(2)) == 4
 
 
 async def test_what_was_kept_is_recovered_by_its_own_namespace(disk):

@@ -29,6 +29,12 @@ from prefixfleet.store.wear_file import WearFile
 
 log = logging.getLogger(__name__)
 
+OPEN_S = 120.0
+"""A disk that has not opened a tier after so long does not answer: recovery takes 0.5 s per
+100,000 blocks."""
+END_S = 15.0
+"""Who ends a namespace waits so long for its files to be closed."""
+
 Leaving = Callable[[Sequence[BlockHash]], Awaitable[None]]
 
 
@@ -40,16 +46,21 @@ class DiskTiers:
         self.faults: dict[bytes, str] = {}
         self._disk = disk
         self._settings = settings
+        self._beginning: asyncio.Task[SharedDisk] | None = None
         self._shared: SharedDisk | None = None
         self._tiers: dict[bytes, SsdTier] = {}
+        self._endings: set[asyncio.Task[None]] = set()
 
     async def open(self, kind: Kind, leaving: Leaving) -> SsdTier | None:
         """The tier for blocks of ``kind``, with what an earlier life left of them. None where the
-        disk fails: that shows in ``faults``. See `SsdTier` for ``leaving``."""
+        disk fails, or does not answer within `OPEN_S`: that shows in ``faults``. See `SsdTier` for
+        ``leaving``."""
         try:
-            tier = await self._open(kind, leaving)
-        except ConfigError as error:
-            fault = f"no disk tier for namespace {_name(kind.digest)}: {error}"
+            async with asyncio.timeout(OPEN_S):
+                tier = await self._open(kind, leaving)
+        except (ConfigError, TimeoutError) as error:
+            why = str(error) or f"{self._disk.folder} did not answer within {OPEN_S:g} s"
+            fault = f"no disk tier for namespace {_name(kind.digest)}: {why}"
             log.error("%s", fault)
             self.faults[kind.digest] = fault
             return None
@@ -58,23 +69,25 @@ class DiskTiers:
 
     async def end(self, digest: bytes, *, keep: bool) -> None:
         """Close a namespace's tier, if it has one: its blocks leave the index. Its files stay, or,
-        where nobody will ask for them, are not to ``keep``."""
+        where nobody will ask for them, are not to ``keep``. A disk that does not answer is not
+        waited for longer than `END_S`: until it does the files count as they did."""
         self.faults.pop(digest, None)
-        if self._shared is None or digest not in self._tiers:
+        if self._shared is None or (tier := self._tiers.pop(digest, None)) is None:
             return
-        space, folder = self._shared.space, folder_of(self._disk.folder, digest)
-        async with space.turn:
-            tier = self._tiers.pop(digest)
-            await tier.retire()
-            await tier.close()
-            del space.holders[digest]
-            if not keep:
-                await self._shared.threads.in_order(remove, folder)
-            elif files := await self._shared.threads.in_order(left_in, folder):
-                space.holders[digest] = self._kept(self._shared.threads, files)
+        await tier.retire()
+        ending = asyncio.create_task(self._put_away(self._shared, digest, tier, keep=keep))
+        self._endings.add(ending)
+        ending.add_done_callback(self._endings.discard)
+        if (await asyncio.wait({ending}, timeout=END_S))[0]:
+            ending.result()
+        else:
+            what = "ssd tier: files of namespace %s are as they were until the disk answers"
+            log.error(what, _name(digest))
 
     async def close(self) -> None:
         """Close all files; a disk that does not answer is not waited for long."""
+        for ending in self._endings:
+            ending.cancel()
         await asyncio.gather(*(tier.close() for tier in self._tiers.values()))
         if self._shared is not None:
             self._shared.threads.close()
@@ -96,8 +109,7 @@ class DiskTiers:
     async def _open(self, kind: Kind, leaving: Leaving) -> SsdTier:
         files = self._files(kind)
         slot_bytes = files.layout.slot_bytes
-        if self._shared is None:
-            self._shared = await asyncio.to_thread(self._begin, slot_bytes)
+        self._shared = await self._share(slot_bytes)
         self._shared.budget.hold_at_least(slot_bytes)
         async with self._shared.space.turn:
             tier = SsdTier(
@@ -114,6 +126,25 @@ class DiskTiers:
         what = "disk tier of namespace %s, %s, %d blocks of an earlier life"
         log.info(what, _name(kind.digest), how, found)
         return tier
+
+    async def _share(self, slot_bytes: int) -> SharedDisk:
+        """Begun by one thread, however often the wait for it is given up."""
+        begun = self._beginning
+        if begun is None or (begun.done() and begun.exception()):
+            begun = asyncio.create_task(asyncio.to_thread(self._begin, slot_bytes))
+            self._beginning = begun
+        return await asyncio.shield(begun)
+
+    async def _put_away(
+        self, shared: SharedDisk, digest: bytes, tier: SsdTier, *, keep: bool
+    ) -> None:
+        folder = folder_of(self._disk.folder, digest)
+        async with shared.space.turn:
+            await tier.close()
+            files = await shared.threads.in_order(left_in if keep else remove, folder)
+            del shared.space.holders[digest]
+            if files:
+                shared.space.holders[digest] = self._kept(shared.threads, files)
 
     def _files(self, kind: Kind) -> BlockFiles:
         folder, room = folder_of(self._disk.folder, kind.digest), self._settings.ssd_bytes

@@ -60,6 +60,7 @@ class PoolOpener:
         self._saw_pull = saw_pull
         self._start = start
         self._opening = asyncio.Lock()
+        self._ending: bytes | None = None  # the digest of the pool that is being closed
 
     async def open_for(self, kind: Kind, announcer: Announcer) -> OpenPool:
         """The pool of ``kind``, opened and told to the fleet if this is its first use.
@@ -67,22 +68,12 @@ class PoolOpener:
         Raises:
             ConfigError: its memory cannot be had, or `check_shared`, or engines here differ.
         """
-        async with self._opening:
-            check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
-            if kind.digest not in self.pools:
-                try:
-                    opened = await (self._open_next if self.pools else self._open_first)(
-                        kind, announcer
-                    )
-                except BaseException:
-                    await self._close_disk(kind)
-                    raise
-                opened.host.server.epoch = announcer.epoch  # it may have joined meanwhile
-                self.pools[kind.digest] = opened
-                announcer.publish(opened.cache.resident())  # what the disk kept
-                announcer.refresh()
-        self.pools[kind.digest].host.check_same(kind)
-        return self.pools[kind.digest]
+        pool = self._known(kind) if kind.digest != self._ending else None
+        if pool is None:
+            async with self._opening:
+                pool = self._known(kind) or await self._open(kind, announcer)
+        pool.host.check_same(kind)
+        return pool
 
     def resident(self) -> Iterator[BlockHash]:
         """Every block that the node holds."""
@@ -108,6 +99,22 @@ class PoolOpener:
             await self.memory.close()
         for link in self._links.by_name.values():
             await link.close()
+
+    def _known(self, kind: Kind) -> OpenPool | None:
+        check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
+        return self.pools.get(kind.digest)
+
+    async def _open(self, kind: Kind, announcer: Announcer) -> OpenPool:
+        try:
+            opened = await (self._open_next if self.pools else self._open_first)(kind, announcer)
+        except BaseException:
+            await self._close_disk(kind)
+            raise
+        opened.host.server.epoch = announcer.epoch  # it may have joined meanwhile
+        self.pools[kind.digest] = opened
+        announcer.publish(opened.cache.resident())  # what the disk kept
+        announcer.refresh()
+        return opened
 
     async def _open_first(self, kind: Kind, announcer: Announcer) -> OpenPool:
         name, folder = self._settings.name, self._settings.runtime_dir
@@ -145,6 +152,7 @@ class PoolOpener:
             if pool.engines:
                 return False
             assert self.memory is not None
+            self._ending = pool.digest
             await pool.stop()
             await self._close_disk(pool.host.kind)
             del self.pools[pool.digest]
@@ -152,6 +160,7 @@ class PoolOpener:
             self.ended = together([self.ended, counts_of(pool)])
             announcer.refresh()
             await pool.close()
+            self._ending = None
         log.info("no engine of namespace %s for long, it has no place here any more", pool.name)
         return True
 

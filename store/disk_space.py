@@ -95,8 +95,10 @@ class DiskSpace:
 
     async def obtain(self, digest: bytes, size: int, take: Callable[[], None]) -> bool:
         """Have room for one more file of ``size`` bytes, and ``take`` it: count it as held. False
-        if that would take what is younger than what it has itself."""
+        if that would take what is younger than what it has itself, or it is no holder any more."""
         async with self.turn:
+            if digest not in self.holders:
+                return False
             while not self.has_room(size):
                 giver = giver_of(self._part(digest), self._others(digest))
                 if giver is None or not await self._give(giver):

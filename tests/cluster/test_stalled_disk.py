@@ -10,7 +10,7 @@ from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
 from two_models import LARGE, POOL_BYTES, SMALL, stored
 
-from prefixfleet.cluster import disk_tiers
+from prefixfleet.cluster import disk_tiers, slab_mover
 from prefixfleet.cluster.disk import Disk
 from prefixfleet.cluster.disk_tiers import DiskTiers
 from prefixfleet.cluster.node_stats import NAME_DIGITS
@@ -47,6 +47,12 @@ async def hung(disks, by):
 
 
 @pytest.fixture
+def node(tmp_path, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("n")
+    return settings_of(folder, pool_bytes=POOL_BYTES, ssd_path=tmp_path, ssd_bytes=CAP_BYTES)
+
+
+@pytest.fixture
 async def disks(tmp_path, tmp_path_factory):
     settings = settings_of(tmp_path_factory.mktemp("n"), ssd_path=tmp_path, ssd_bytes=CAP_BYTES)
     (tmp_path / "a").mkdir()
@@ -76,11 +82,7 @@ def sealed(block):
 
 
 @pytest.mark.parametrize("by", ["write", "turn"])
-async def test_engines_connect_whatever_the_disk_does(tmp_path, tmp_path_factory, by):
-    node = settings_of(
-        tmp_path_factory.mktemp("n"),
-        pool_bytes=POOL_BYTES, ssd_path=tmp_path, ssd_bytes=CAP_BYTES,
-    )  # fmt: skip
+async def test_engines_connect_whatever_the_disk_does(node, by):
     async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
         async with PlainEngine.connected(node.socket_path, engine="first", **SMALL):
             pass
@@ -94,6 +96,28 @@ async def test_engines_connect_whatever_the_disk_does(tmp_path, tmp_path_factory
                 assert not coming.done()
             coming.cancel()
             await asyncio.wait({coming})
+
+
+async def test_an_engine_that_comes_while_its_namespace_ends_gets_a_new_pool(node, monkeypatch):
+    monkeypatch.setattr(slab_mover, "LOOK_S", 0.05)
+    monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 2)
+    socket = node.socket_path
+    async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
+        opener = daemon._opener
+        async with PlainEngine.connected(socket, engine="small", **SMALL):
+            async with PlainEngine.connected(socket, engine="large", **LARGE) as large:
+                digest = large.welcome["namespace_digest"]
+                ended = opener.pools[digest]
+            again = PlainEngine.connected(socket, engine="large", **LARGE)
+            async with hung(opener.disks, "turn"):
+                await until(lambda: opener._ending == digest)
+                coming = asyncio.create_task(again.__aenter__())
+                await until(lambda: len(opener._opening._waiters or ()) == 1)
+            await coming
+
+            assert opener.pools[digest] is not ended
+            await again.__aexit__(None, None, None)
 
 
 @pytest.mark.parametrize("by", ["write", "turn"])

@@ -26,8 +26,12 @@ async def cheapest(pool: SlotPool, regions: Regions) -> int:
 async def oldest(pool: SlotPool, regions: Regions) -> int:
     """Of the regions whose blocks were not used for longest, the one with which fewest go; what
     nobody can evict now counts before both. There must be one."""
-    held = {name: pool.held(slots) for name, slots in regions.items()}
-    by_age = sorted(regions, key=lambda name: (held[name], -pool.age_in(regions[name])))
+    held: dict[int, int] = {}
+    age_s: dict[int, float] = {}
+    for name, slots in regions.items():
+        held[name], age_s[name] = pool.held(slots), pool.age_in(slots)
+        await asyncio.sleep(0)  # a large disk has thousands of files
+    by_age = sorted(regions, key=lambda name: (held[name], -age_s[name]))
     return await _fewest(pool, regions, held, by_age[:WEIGHED])
 
 

@@ -1,5 +1,6 @@
 """One disk for several namespaces: the cap holds for all together, and the oldest goes first."""
 
+import asyncio
 import mmap
 import random
 
@@ -13,6 +14,7 @@ from prefixfleet.store.kept_files import KeptFiles, files_in
 from prefixfleet.store.slab_shares import LEAST_AGE_S, OLDER
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import LEAST_BUCKETS, SlotFiles, bucket_size
+from prefixfleet.store.slot_regions import oldest
 from prefixfleet.store.ssd import DiskWrite, SsdTier
 from prefixfleet.store.wear import WearBudget
 
@@ -155,6 +157,25 @@ async def test_whoever_writes_has_the_whole_disk_until_another_does(disk):
     kept = [await disk.check(SMALL, chain_of(number)) for number in range(40)]
     assert kept == [0] * 30 + [4] * 10  # two chains a file
     assert [await disk.check(LARGE, chain_of(number)) for number in range(200, 203)] == [4] * 3
+
+
+async def test_the_oldest_of_many_files_is_found_while_others_have_their_turn(disk):
+    await disk.open(SMALL)
+    for number in range(20):
+        await disk.store(SMALL, chain_of(number))
+    tier, turns = disk.tiers[SMALL], 0
+    files = {number: tier.space._slots(number) for number in range(tier.space.files)}
+
+    async def others():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    assert await oldest(tier._pool, files) == 0
+    beside.cancel()
+    assert turns >= len(files) == 10
 
 
 async def test_what_is_younger_is_not_taken(disk):

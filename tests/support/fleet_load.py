@@ -85,7 +85,9 @@ class Load:
                     status = await response.json()
                 seen = {
                     "workers": {w["worker"]: w["state"] for w in status["workers"]},
-                    "nodes": {n["node"]: [n["epoch"], n["lease"]] for n in status["nodes"]},
+                    "nodes": {
+                        n["node"]: [n["epoch"] or 0, n["lease"] != "held"] for n in status["nodes"]
+                    },
                 }
             except (aiohttp.ClientError, OSError) as error:
                 seen = {"router": repr(error)}

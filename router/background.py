@@ -2,8 +2,9 @@
 
 The answer comes at once, and says nothing of the prompt's end or the answer's. So the request is
 charged on, and its engine asked for the response by and by: whoever does not know it, or does not
-say, computes nothing of it. Nothing is charged for longer than `MOST_S`, and no more than
-`MOST_FOLLOWED` are followed: of more, the oldest count as done.
+say, computes nothing of it. When by the estimates its prefill is over, only its decode is load.
+Nothing is charged for longer than `MOST_S`, and no more than `MOST_FOLLOWED` are followed: of
+more, the oldest count as done.
 """
 
 import asyncio
@@ -139,6 +140,9 @@ class Background:
         else:
             del self._untold[charge]
             self._untold[charge] = untold
+            now = self._clock()
+            if now - charge.started_s > charge.ahead_s + charge.expected_s:
+                charge.decode_unheard(now)
 
     def _ask(self) -> None:
         open_at = Counter(charge.worker for charge in self._asking)

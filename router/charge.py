@@ -57,6 +57,14 @@ class Charge(Struct, eq=False):
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
 
+    def decode_unheard(self, now: float) -> None:
+        """By the estimates its prefill, whose end nobody hears, is over: only its decode is load
+        from here on. Says nothing of how long either takes."""
+        if self.first_byte_s is None:
+            self.first_byte_s = now
+            self.page.end_prefill_unheard(self, now)
+            self.page.begin_decode(self)
+
     def go_on_unheard(self) -> None:
         """It is computed on where nobody hears its first byte: as an answer that comes whole."""
         if self.streamed and self.first_byte_s is None:
@@ -117,6 +125,17 @@ class Page:
             self.since_s = now  # the next one begins; else the worker would look free too early
             if charge.first_byte_s is None or not charge.streamed:
                 self.unclear_s = now
+        self._leave(charge)
+
+    def end_prefill_unheard(self, charge: Charge, now: float) -> None:
+        """It ended some time before ``now``."""
+        self.waiting.discard(charge)
+        began_s = min((other.started_s for other in self.waiting), default=now)
+        self.since_s = max(self.since_s, began_s)
+        self.unclear_s = now
+        self._leave(charge)
+
+    def _leave(self, charge: Charge) -> None:
         self.whole_answers -= not charge.streamed
         self.queued_tokens -= charge.tokens
         # Sums of floats drift: an empty page is exactly zero

@@ -57,6 +57,29 @@ def engines(clock):
     return Engines(clock)
 
 
+async def test_whose_prefill_is_over_holds_up_nobody_elses(engines, clock):
+    for number in range(20):
+        engines.goes_on(str(number))
+    assert engines.book.load("w").busy_s == 20.0
+
+    async with engines.looking():
+        clock.advance(21.0)
+        await until(lambda: engines.book.load("w").decoding == 20)
+        stream = engines.book.charge("w", tokens=9, sequences=1, expected_s=1.0, streamed=True)
+        waits = engines.book.load("w")
+        clock.advance(0.5)
+        stream.first_byte(clock())  # after which the sum of all was waited for once more
+
+        assert (waits.queued_requests, waits.busy_s) == (1, 1.0)
+        assert engines.book.load("w").busy_s == 0.0
+        assert engines.book.load("w").decoding == 21
+        assert engines.book.decode_s == 0.0
+        engines.running.clear()
+        await until(lambda: engines.book.load("w").decoding == 1)
+    engines.book.release(stream)
+    assert engines.book.load("w") == NO_LOAD
+
+
 async def test_each_is_charged_until_its_engine_is_done_with_it(engines):
     engines.goes_on("a")
     engines.goes_on("b")

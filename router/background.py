@@ -2,12 +2,14 @@
 
 The answer comes at once, and says nothing of the prompt's end or the answer's. So the request is
 charged on, and its engine asked for the response by and by: whoever does not know it, or does not
-say, computes nothing of it. When by the estimates its prefill is over, only its decode is load.
+say, computes nothing of it. When by the estimates its prefill is over, or a stream's that came
+after it, only its decode is load.
 Nothing is charged for longer than `MOST_S`, and no more than `MOST_FOLLOWED` are followed: of
 more, the oldest count as done.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -26,10 +28,13 @@ AT_ONCE, OF_ONE_WORKER = 32, 4
 """Questions that are open; who waits longest is asked first, so of many each is asked seldom."""
 ANSWER_S = 5.0
 UNTOLD = 3
-"""Questions in a row to which an engine does not say: then the response counts as done."""
+"""Questions in a row to which an engine does not say: then the response counts as done, though it
+may be computed still."""
 MAX_BYTES = 16 << 20
 RUNNING = ("queued", "in_progress")
 MODE = "background responses"
+
+log = logging.getLogger(__name__)
 
 StillRuns = Callable[[str], Coroutine[Any, Any, bool | None]]
 
@@ -72,18 +77,20 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 class Background:
-    """Owned by the router's event loop. ``release`` gets each charge when its response is done.
-    `run` looks until it is cancelled."""
+    """Owned by the router's event loop. ``release`` gets each charge when its response is done;
+    ``lost`` is told when an engine did not say whether it is. `run` looks until it is cancelled."""
 
     def __init__(
         self,
         still_runs: StillRuns,
         release: Callable[[Charge], object],
+        lost: Callable[[], object],
         degraded: Degraded,
         clock: Callable[[], float],
     ) -> None:
         self._still_runs = still_runs
         self._release = release
+        self._lost = lost
         self._degraded = degraded
         self._clock = clock
         self._untold: dict[Charge, int] = {}  # who was asked for longest ago first
@@ -135,14 +142,19 @@ class Background:
         if (untold := self._untold.get(charge)) is None:  # its time was over meanwhile
             return
         untold = untold + 1 if runs is None else 0
+        if untold >= UNTOLD:
+            log.warning(
+                "worker %s does not say what it computes: %s", charge.worker, charge.goes_on
+            )
+            self._lost()
         if runs is False or untold >= UNTOLD:
-            self._done(charge)
-        else:
-            del self._untold[charge]
-            self._untold[charge] = untold
-            now = self._clock()
-            if now - charge.started_s > charge.ahead_s + charge.expected_s:
-                charge.decode_unheard(now)
+            return self._done(charge)
+        del self._untold[charge]
+        self._untold[charge] = untold
+        now = self._clock()
+        if runs and now - charge.started_s > charge.ahead_s + charge.expected_s:
+            charge.decode_unheard(now)
+        return None
 
     def _ask(self) -> None:
         open_at = Counter(charge.worker for charge in self._asking)

@@ -49,13 +49,16 @@ class Charge(Struct, eq=False):
 
     def first_byte(self, now: float, *, refused: bool = False) -> None:
         """The prefill is over, or the worker ``refused`` it; from here the request only decodes.
-        Repeated calls do nothing."""
+        Repeated calls, or one after `decode_unheard`, say only that the worker computes."""
+        if not refused:
+            self.page.heard_s = now
         if self.first_byte_s is None:
             self.first_byte_s, self.refused = now, refused
-            self.page.heard_s = self.page.heard_s if refused else now
             self.prefill_s = None if refused else self.page.spent_on(self, now)
             self.page.end_prefill(self, now)
             self.page.begin_decode(self)
+            if self.streamed and not refused:
+                self.page.pass_whole_answers(self, now)
 
     def decode_unheard(self, now: float) -> None:
         """By the estimates its prefill, whose end nobody hears, is over: only its decode is load
@@ -128,12 +131,24 @@ class Page:
         self._leave(charge)
 
     def end_prefill_unheard(self, charge: Charge, now: float) -> None:
-        """It ended some time before ``now``."""
+        """It ended some time before ``now``, of which it took what was expected: else that would
+        count as time of those behind it, and the worker look free too early."""
         self.waiting.discard(charge)
         began_s = min((other.started_s for other in self.waiting), default=now)
-        self.since_s = max(self.since_s, began_s)
+        self.since_s = min(now, max(self.since_s + charge.expected_s, began_s))
         self.unclear_s = now
         self._leave(charge)
+
+    def pass_whole_answers(self, stream: Charge, now: float) -> None:
+        """Those that came before ``stream`` are prefilled when it is: first come, first served.
+        Who waits behind it began now, so what he takes is clear."""
+        if self.whole_answers:
+            for charge in [c for c in self.waiting if c.started_s < stream.started_s]:
+                if not charge.streamed:
+                    charge.first_byte_s = now
+                    self.waiting.discard(charge)
+                    self._leave(charge)
+                    self.begin_decode(charge)
 
     def _leave(self, charge: Charge) -> None:
         self.whole_answers -= not charge.streamed

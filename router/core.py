@@ -161,7 +161,11 @@ class Router:
             ),
         )
         self.background = Background(
-            asking(lambda: self.session), self._ended, self.degraded, clock
+            asking(lambda: self.session),
+            self._ended,
+            self.metrics.stored_responses.labels("follow", "untold").inc,
+            self.degraded,
+            clock,
         )
         self.hit_ratios: deque[float] = deque(maxlen=HIT_RATIOS_KEPT)
         self.started_s = clock()

@@ -92,7 +92,8 @@ class Metrics:
         self.stored_responses = Counter(
             "prefixfleet_stored_responses",
             "Requests that only the worker which keeps a response can answer: of going on from it, "
-            "reading or cancelling it, by what came of looking for that worker",
+            "reading or cancelling it, by what came of looking for that worker; and responses in "
+            "the background that count as done because it did not say (follow, untold)",
             ["asked", "result"],
             registry=r,
         )

@@ -27,7 +27,9 @@ class Engines:
     def __init__(self, clock):
         self.clock, self.book, self.degraded = clock, Book(clock), Degraded(clock)
         self.running, self.asked, self.hung = set(), [], set()
-        self.background = Background(self.still_runs, self.book.release, self.degraded, clock)
+        self.background = Background(
+            self.still_runs, self.book.release, lambda: None, self.degraded, clock
+        )
 
     async def still_runs(self, url):
         self.asked.append(url)
@@ -78,6 +80,16 @@ async def test_whose_prefill_is_over_holds_up_nobody_elses(engines, clock):
         await until(lambda: engines.book.load("w").decoding == 1)
     engines.book.release(stream)
     assert engines.book.load("w") == NO_LOAD
+
+
+async def test_who_is_still_computed_by_the_estimates_is_load_of_as_many_seconds(engines, clock):
+    for number in range(20):
+        engines.goes_on(str(number))
+    async with engines.looking():
+        clock.advance(10.5)
+        await until(lambda: engines.book.load("w").decoding == 10)
+
+    assert engines.book.load("w").busy_s == 9.5
 
 
 async def test_each_is_charged_until_its_engine_is_done_with_it(engines):
@@ -255,6 +267,9 @@ async def test_who_does_not_say_is_asked_a_few_times(rig, monkeypatch, said):
     await create_one
     await until(lambda: rig.router.book.workers() == [])
 
+    async with rig.client.get("/metrics") as metrics:
+        told = await metrics.text()
+    assert 'prefixfleet_stored_responses_total{asked="follow",result="untold"} 1.0' in told
     assert UNTOLD <= len(asked) <= 2 * UNTOLD  # what broke off may be asked again at once
     assert set(asked) == {"/v1/responses/resp a/1"}
 

@@ -179,3 +179,50 @@ def test_what_comes_whole_tells_of_no_decode(book, clock):
         clock.advance(4.0)
 
     assert book.decode_s == 4.0
+
+
+def test_a_streams_first_byte_ends_the_prefills_of_whole_answers_before_it(book, clock):
+    whole = book.charge("w", tokens=10, sequences=2, expected_s=4.0, streamed=False)
+    clock.advance(1.0)
+    stream = book.charge("w", tokens=10, sequences=1, expected_s=1.0)
+    clock.advance(1.0)
+    behind = book.charge("w", tokens=10, sequences=1, expected_s=3.0)
+    later = book.charge("w", tokens=10, sequences=1, expected_s=2.0, streamed=False)
+    clock.advance(1.0)
+    stream.first_byte(clock())
+
+    assert book.load("w") == Load(20, 2, decoding=3, busy_s=5.0)
+    assert (whole.prefill_s, stream.prefill_s) == (None, None)
+    book.release(later)
+    clock.advance(2.0)
+    whole.first_byte(clock())  # all of it, long after its prefill
+    assert book.load("w").busy_s == 1.0  # the one behind began when the later one was given up
+    for charge in (whole, stream):
+        book.release(charge)
+    assert book.decode_s == 2.0  # of the stream alone
+    book.release(behind)
+    assert book.load("w") == Load()
+    assert book.workers() == []
+
+
+def test_what_a_prefill_took_is_known_again_behind_whole_answers_that_only_decode(book, clock):
+    whole = book.charge("w", tokens=10, sequences=1, expected_s=9.0, streamed=False)
+    clock.advance(1.0)
+    stream = book.charge("w", tokens=10, sequences=1, expected_s=1.0)
+    clock.advance(1.0)
+    behind = book.charge("w", tokens=10, sequences=1, expected_s=1.0)
+    stream.first_byte(clock())
+    clock.advance(3.0)
+    behind.first_byte(clock())
+
+    assert (whole.prefill_s, stream.prefill_s, behind.prefill_s) == (None, None, 3.0)
+
+
+@pytest.mark.parametrize("first", ["refused", "whole"])
+def test_no_other_first_byte_says_that_a_whole_answer_is_prefilled(book, clock, first):
+    book.charge("w", tokens=10, sequences=1, expected_s=9.0, streamed=False)
+    clock.advance(1.0)
+    other = book.charge("w", tokens=10, sequences=1, expected_s=1.0, streamed=first == "refused")
+    other.first_byte(clock(), refused=first == "refused")
+
+    assert book.load("w").queued_requests == 1

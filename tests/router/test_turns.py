@@ -391,3 +391,39 @@ async def test_a_worker_that_hangs_draws_no_more_than_a_few(make_turns, book, cl
     for request in asked:
         request.cancel()
     await asyncio.gather(*asked, return_exceptions=True)
+
+
+PREFILL_S = 0.1
+
+
+def streams_let_go(turns, book, clock):
+    """In ten seconds, of an engine that prefills first come, first served, as fast as expected."""
+    until_s, free_s = clock.now + 10.0, clock.now
+    sent, count = [], 0
+    while clock.now < until_s:
+        while turns._is_free("a"):
+            free_s = max(free_s, clock.now) + PREFILL_S
+            charge = book.charge("a", tokens=100, sequences=1, expected_s=PREFILL_S)
+            sent.append((free_s, charge))
+            count += 1
+        clock.now += 0.01
+        while sent and sent[0][0] <= clock.now:
+            _, done = sent.pop(0)
+            done.first_byte(clock.now)
+            book.release(done)
+    for _, left in sent:
+        book.release(left)
+    return count
+
+
+@pytest.mark.parametrize("whole_answers", [20, 50])
+def test_whole_answers_whose_prefill_is_over_hold_up_no_streams(
+    make_turns, book, clock, whole_answers
+):
+    turns = make_turns()
+    alone = streams_let_go(turns, book, clock)
+    for _ in range(whole_answers):
+        book.charge("a", tokens=100, sequences=1, expected_s=PREFILL_S, streamed=False)
+        clock.now += PREFILL_S
+
+    assert streams_let_go(turns, book, clock) >= 0.9 * alone > 0

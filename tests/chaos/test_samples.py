@@ -1,7 +1,9 @@
 """What a chaos run calls a leak."""
 
+import os
+
 import pytest
-from chaos_samples import MORE_BYTES, MORE_DESCRIPTORS, SHARED, leaks
+from chaos_samples import MORE_BYTES, MORE_DESCRIPTORS, SHARED, descriptors_of, leaks
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,10 @@ def test_a_process_may_hold_a_little_more_than_before(rest, found):
 def test_shared_memory_may_hold_nothing_more():
     assert leaks({SHARED: (100, 2)}, {SHARED: (100, 2)}) == []
     assert len(leaks({SHARED: (100, 2)}, {SHARED: (101, 3)})) == 2
+
+
+def test_files_of_a_disk_tier_do_not_count_as_descriptors(tmp_path):
+    before = descriptors_of(os.getpid())
+
+    with (tmp_path / "bucket-1.slots").open("w"), (tmp_path / "other").open("w"):
+        assert descriptors_of(os.getpid()) == before + 1

@@ -8,6 +8,7 @@ import pytest
 from clocks import ManualClock
 from indexes import chain_of
 from upstreams import NAMESPACE
+from worker_records import worker_record
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.candidates import (
@@ -28,7 +29,7 @@ from prefixfleet.router.pull_or_compute import LOAD_S, best_for
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.records import NodeRecord, PullPlan, WorkerRecord
+from prefixfleet.store.records import NodeRecord, PullPlan
 
 HOLDERS = MAX_SOURCES + 4
 CHAIN = chain_of("x", HOLDERS)
@@ -36,17 +37,7 @@ KIND = b"n" * 16
 
 
 def worker_on(node):
-    record = WorkerRecord(
-        worker=f"worker of {node}",
-        node=node,
-        url="http://127.0.0.1:1",
-        model="tiny",
-        model_path="",
-        namespace=asdict(NAMESPACE),
-        block_bytes=1,
-        max_model_tokens=1_000,
-        prefill_tokens_per_s=1_000.0,
-    )
+    record = worker_record(0, worker=f"worker of {node}", node=node, block_bytes=1)
     return Worker(record, SimpleNamespace(), KIND, NAMESPACE.block_tokens)
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from indexes import chain_of
 from upstreams import NAMESPACE
+from worker_records import worker_record
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
@@ -17,7 +18,6 @@ from prefixfleet.router.speeds import Speeds
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.records import WorkerRecord
 
 KIND = b"n" * 16
 BLOCKS = 40
@@ -27,15 +27,10 @@ STEP_S, TOKEN_S = 0.05, 0.001  # what a prefill takes of the engines here
 
 
 def worker(number, speed=1_000.0, namespace=NAMESPACE, block_bytes=1_000):
-    record = WorkerRecord(
-        worker=f"w{number}",
-        node=f"n{number}",
-        url="http://127.0.0.1:1",
-        model="tiny",
-        model_path="",
+    record = worker_record(
+        number,
         namespace=asdict(namespace),
         block_bytes=block_bytes,
-        max_model_tokens=10_000,
         prefill_tokens_per_s=speed,
     )
     return Worker(record, SimpleNamespace(), KIND, NAMESPACE.block_tokens)

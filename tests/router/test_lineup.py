@@ -1,6 +1,5 @@
 """The standing order of workers: a decision from it is one from the best of every single worker."""
 
-from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 from indexes import chain_of
 from msgspec import structs
 from upstreams import NAMESPACE
+from worker_records import worker_record
 
 from prefixfleet.router import journal
 from prefixfleet.router.book import Book
@@ -22,7 +22,7 @@ from prefixfleet.router.pull_or_compute import best_for
 from prefixfleet.router.view import View
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.index import IndexEvent, Membership
-from prefixfleet.store.records import NodeRecord, WorkerRecord
+from prefixfleet.store.records import NodeRecord
 
 KINDS = (b"n" * 16, b"m" * 16)
 BLOCKS = 12
@@ -38,17 +38,7 @@ LINKS: tuple[dict[str, Any], ...] = (
 
 
 def worker(number, kind=KINDS[0], static=False, speed=1_000.0):
-    record = WorkerRecord(
-        worker=f"w{number}",
-        node=f"n{number}",
-        url="http://127.0.0.1:1",
-        model="tiny",
-        model_path="",
-        namespace=asdict(NAMESPACE),
-        block_bytes=1_000,
-        max_model_tokens=10_000,
-        prefill_tokens_per_s=speed,
-    )
+    record = worker_record(number, prefill_tokens_per_s=speed)
     return Worker(record, SimpleNamespace(), kind, NAMESPACE.block_tokens, static=static)
 
 

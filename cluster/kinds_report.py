@@ -94,6 +94,7 @@ def kind_of(pool: OpenPool, memory: Mapping[str, int]) -> dict[str, Any]:
     return {
         "namespace": asdict(pool.host.kind.namespace),
         "engines": sorted(pool.engines),
+        "connections": pool.engines.total(),  # of their schedulers and ranks, made welcome
         "disk": tier is not None,
         "disk_blocks": tier.stats()["resident"] if tier else 0,
         "disk_bytes": tier.space.held_bytes if tier else 0,

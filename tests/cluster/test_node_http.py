@@ -153,7 +153,7 @@ async def test_status_shows_the_engine_and_what_became_of_its_requests(http, dae
 
     (kind,) = status["stats"]["kinds"].values()
     assert kind["namespace"]["model"] == "m"
-    assert (kind["engines"], kind["slot_bytes"]) == (["test"], 8192)
+    assert (kind["engines"], kind["connections"], kind["slot_bytes"]) == (["test"], 1, 8192)
     assert (status["stats"]["engines"], status["stats"]["connections"]) == (1, 1)
     assert status["stats"]["huge_page_bytes"] == daemon.snapshot()["huge_page_bytes"]
     assert status["outcomes"][0]["pulled_blocks"] == 3

@@ -86,8 +86,14 @@ class Node:
         return get_json(f"{self._url}/status")
 
     def wait_for_engines(self, connections: int = 2) -> None:
-        """Until an engine's scheduler and its ranks are connected."""
-        wait_until(lambda: self.status()["stats"]["connections"] >= connections)
+        """Until an engine's scheduler and its ranks are made welcome: one that only opened a
+        socket has no daemon yet, and saves nothing."""
+
+        def welcomed() -> int:
+            kinds = self.status()["stats"]["kinds"].values()
+            return sum(kind["connections"] for kind in kinds)
+
+        wait_until(lambda: welcomed() >= connections)
 
     def wait_idle(self) -> None:
         """Until everything committed is in the index and nothing is held."""

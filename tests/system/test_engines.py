@@ -54,6 +54,13 @@ def prompt_of(tokens):
     return make
 
 
+def start_again(node, engine, prompt_of):
+    """The node's next life, once its engine says itself that it has a daemon."""
+    node.start()
+    node.wait_for_engines()
+    wait_until(lambda: engine.ask(prompt_of(BLOCK + 1)).outcome["failure"] != "daemon_lost")
+
+
 def plan(nodes, source, prompt):
     return plan_for(nodes[source], len(prompt))
 
@@ -149,8 +156,7 @@ def test_a_source_that_is_killed_during_a_pull_costs_time_only(nodes, engines, p
     assert answer.texts == wanted.texts
     assert answer.outcome["pulled_blocks"] == 0
     assert answer.outcome["failure"] != ""
-    nodes["a"].start()
-    nodes["a"].wait_for_engines()
+    start_again(nodes["a"], engines["a"], prompt_of)
 
 
 def test_an_engine_whose_daemon_is_killed_goes_on_and_caches_again_later(nodes, engines, prompt_of):
@@ -160,8 +166,7 @@ def test_an_engine_whose_daemon_is_killed_goes_on_and_caches_again_later(nodes, 
 
     engines["a"].forget()
     alone = engines["a"].ask(prompt)
-    nodes["a"].start()
-    nodes["a"].wait_for_engines()
+    start_again(nodes["a"], engines["a"], prompt_of)
     engines["a"].ask(other)
     nodes["a"].wait_idle()
     engines["a"].forget()

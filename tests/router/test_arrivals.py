@@ -111,7 +111,7 @@ async def test_a_model_whose_workers_are_all_drained_is_not_waited_for(rig):
 
 async def test_a_drained_worker_that_is_taken_back_serves_again(rig):
     engine = await rig.engine()
-    router = await all_whole(rig, engine)
+    await all_whole(rig, engine)
     await rig.lists(engine.record(state="draining"))
     assert (await rig.post())[0] == 503
 

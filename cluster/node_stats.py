@@ -100,6 +100,7 @@ class _Collector:
             ("pulls", "Pulls"),
             ("pulled_bytes", "Bytes pulled from peers"),
             ("probes", "Reads that measured a link"),
+            ("ended_kinds", "Namespaces that have no engine and no place here any more"),
         ):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
         for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):

@@ -100,8 +100,7 @@ async def test_engines_connect_whatever_the_disk_does(node, by):
 
 async def test_an_engine_that_comes_while_its_namespace_ends_gets_a_new_pool(node, monkeypatch):
     monkeypatch.setattr(slab_mover, "LOOK_S", 0.05)
-    monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
-    monkeypatch.setattr(slab_mover, "MAX_KINDS", 2)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
     socket = node.socket_path
     async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
         opener = daemon._opener

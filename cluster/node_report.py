@@ -53,6 +53,7 @@ class NodeReport:
                 **self._stats.numbers(),
                 **sources(self._pools, self._opener.ended),
                 "ended_kinds": self._opener.ended_pools,
+                "ended_wishes": self._opener.ended_wishes,
             },
             "index": {
                 "epoch": announcer.epoch,

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 class PoolOpener:
     """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
     first; ``memory`` and ``mover`` are None before it; ``disks`` is None without a disk.
-    ``ended`` has the counts of the pools that were closed, of which there are ``ended_pools``."""
+    ``ended`` has the counts of the pools that were closed, of which there are ``ended_pools``;
+    ``ended_wishes`` to keep blocks ended with them."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class PoolOpener:
         self.disks: DiskTiers | None = None
         self.ended: Counts = {}
         self.ended_pools = 0
+        self.ended_wishes = 0
         self._settings = settings
         self._links = links
         self._peers = peers
@@ -76,6 +78,13 @@ class PoolOpener:
                 pool = self._known(kind) or await self._open(kind, announcer)
         pool.host.check_same(kind)
         return pool
+
+    def taking(self, digest: bytes) -> OpenPool | None:
+        """The pool of a namespace, unless it ends: what it is told now would be lost with it."""
+        pool = self.pools.get(digest)
+        if pool is None or pool.engines:
+            return pool
+        return pool if self.mover and not self.mover.ends(digest) else None
 
     def resident(self) -> Iterator[BlockHash]:
         """Every block that the node holds."""
@@ -164,6 +173,7 @@ class PoolOpener:
             self.memory.servers.remove(pool.host.server)
             self.ended = together([self.ended, counts_of(pool)])
             self.ended_pools += 1
+            self.ended_wishes += wishes
             announcer.refresh()
             await pool.close()
             self._ending = None

@@ -71,12 +71,16 @@ class SlabMover:
         self._needed_s[pool.digest] = self._served_s[pool.digest] = self._clock()
         self._look.set()
 
+    def ends(self, digest: bytes) -> bool:
+        """Whether a pool without an engine gives all that it has, to be closed."""
+        return digest in self._ends
+
     def numbers(self, digest: bytes) -> dict[str, int]:
         """Slabs of a pool and their bytes, and those that no slot of it uses; whether it ends."""
         pool, own = self._pools[digest], self._own[digest]
         held = self._slabs.bytes_of(own)
         waste = held - pool.host.pool.capacity * pool.slot_bytes
-        ends = digest in self._ends
+        ends = self.ends(digest)
         return {"slabs": len(own), "bytes": held, "waste_bytes": waste, "ends": ends}
 
     async def run(self) -> None:

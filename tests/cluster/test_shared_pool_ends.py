@@ -18,11 +18,12 @@ from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
 from prefixfleet.cluster.sharing import MAX_KINDS
 from prefixfleet.store import slab_shares, watermark
+from prefixfleet.store.errors import ProtocolError
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.namespace import in_era
-from prefixfleet.store.prefetch import prefetch_key
-from prefixfleet.store.records import NodeRecord
+from prefixfleet.store.prefetch import Prefetch, prefetch_key
+from prefixfleet.store.records import NodeRecord, PullPlan
 
 
 @pytest.fixture
@@ -148,6 +149,7 @@ async def test_who_has_no_engine_for_longest_gives_its_place_and_wishes_go_last(
         await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS)
         assert await held(index, chains, wished=0, away=0)
         assert node.snapshot()["counters"]["ended_kinds"] == 2
+        assert node.snapshot()["counters"]["ended_wishes"] == 3
 
 
 async def test_what_a_peer_reads_holds_up_the_end_of_a_namespace_but_not_the_newcomer(node):
@@ -166,11 +168,25 @@ async def test_what_a_peer_reads_holds_up_the_end_of_a_namespace_but_not_the_new
             newer = await stack.enter_async_context(PlainEngine.connected(socket, **model("newer")))
             await until(lambda: node._opener.mover.stuck)
             assert kind(node, away)["ends"]
+            refuses_hints_and_wishes(node, away.welcome["namespace_digest"])
             await until(lambda: kind(node, newer)["slabs"])
             assert await stored(newer, fresh_chain(3)) == 3
             assert pool.match(chain) == 3
             async with PlainEngine.connected(socket, **model("away")) as back:
                 assert f"engines of {MAX_KINDS} models" in back.welcome["error"]
+
+
+def refuses_hints_and_wishes(node, digest):
+    """What it took would be lost with the namespace, and whoever asked would not hear of it."""
+    plan = PullPlan(request="r", source="b", source_epoch=1, blocks=1)
+    chain = tuple(fresh_chain(1))
+    with pytest.raises(ProtocolError, match="no engine of this namespace"):
+        node._prefetch(Prefetch(plan=plan, namespace=digest, chain=chain))
+    with pytest.raises(ProtocolError, match="no engine of this namespace"):
+        node._keep(Keep(namespace=digest, chain=chain, ttl_s=60.0))
+    counters, pool = node.snapshot()["counters"], node._opener.pools[digest]
+    assert (counters["refused_hints"], counters["refused_wishes"]) == (1, 1)
+    assert pool.cache.claims.waiting_hints == len(pool.cache.retention) == 0
 
 
 async def test_namespaces_that_cannot_go_are_bounded_in_number(node, monkeypatch):

@@ -26,6 +26,7 @@ from prefixfleet.router.charge import Charge
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.departed import Departed
 from prefixfleet.router.dispatch import Dispatcher
+from prefixfleet.router.eligible import Eligible
 from prefixfleet.router.engine_feed import EngineFeed
 from prefixfleet.router.examination import Examination
 from prefixfleet.router.exchange import Board, Exchange
@@ -141,14 +142,20 @@ class Router:
             step_s=self._step_s,
             policy=POLICIES[settings.policy](),
         )
-        self.turns = Turns(
+        self.eligible = Eligible(
             self.dispatcher,
             self.book,
-            Slos(settings.ttft_slo_s, settings.tbt_slo_s),
             clock,
             self.token_times,
             self.roster.is_ready,
             self.metrics.decision_s.observe,
+        )
+        self.turns = Turns(
+            self.dispatcher,
+            self.eligible,
+            self.book,
+            Slos(settings.ttft_slo_s, settings.tbt_slo_s),
+            clock,
             at_once=settings.policy != OURS,
         )
         self._departed = Departed(

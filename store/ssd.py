@@ -212,7 +212,11 @@ class SsdTier:
     async def _write(self, reserved: list[tuple[DiskWrite, Reservation]]) -> list[BlockHash]:
         if not reserved:
             return []
-        blocks = [(self._disk_block(w, r.slots[0]), w.slot) for w, r in reserved]
+        position = self.pool.position
+        blocks = [
+            (DiskBlock(r.slots[0], w.block, w.parent, position(r.slots[0])), w.slot)
+            for w, r in reserved
+        ]
         try:
             await self._threads.write(self._files, blocks, self._budget.left_bytes)
         except BaseException as error:
@@ -228,9 +232,6 @@ class SsdTier:
         self._counts["written_blocks"] += len(done)
         self._counts["written_bytes"] += len(done) * self._files.layout.slot_bytes
         return done
-
-    def _disk_block(self, write: DiskWrite, slot: int) -> DiskBlock:
-        return DiskBlock(slot, write.block, write.parent, self.pool.position(slot))
 
     async def _make_room(self, count: int) -> None:
         if self.pool.free_slots < count and (missing := await self.space.make_room(count)):

@@ -202,8 +202,7 @@ async def test_a_model_that_ends_leaves_its_files_and_an_era_leaves_none(
     index, settings, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(slab_mover, "ERA_S", 0.0)
-    monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
-    monkeypatch.setattr(slab_mover, "MAX_KINDS", 2)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
     async with running_node(index, settings()) as daemon, engine_at(daemon, LARGE) as large:
         async with engine_at(daemon, SMALL) as small:
             mine = await demoted(daemon, small, 1)

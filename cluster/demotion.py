@@ -51,7 +51,7 @@ class Demotion:
         since = self._batch_since
         if since is not None and self._clock() - since > STALLED_S:
             return f"disk: a write of {STALLED_S:g} s has not ended"
-        return self._tier.degraded
+        return self._tier.gate.degraded
 
     def expect(self, victims: Victims) -> None:
         """They will be given to `keep`. Until that returns they may be written with what left
@@ -163,7 +163,7 @@ class Demotion:
 
     async def _store(self, writes: list[DiskWrite]) -> None:
         for first in range(0, len(writes), BATCH_BLOCKS):
-            if not self._tier.accepts:
+            if not self._tier.gate.open:
                 return
             self._batch_since = self._clock()
             try:

@@ -92,7 +92,7 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
         ResponseUnavailable: its worker gets no requests now, or cannot be looked up.
         BadRequest: the request names its own response, where tenants are told apart.
     """
-    if router.keys.path is not None and body.is_set(CHOSEN):
+    if router.files.keys.path is not None and body.is_set(CHOSEN):
         # the id is all that an engine knows of who may read a response: another tenant's could
         # be named, and be read or overwritten
         raise BadRequest(f"{CHOSEN}: with API keys the engine names responses", param=CHOSEN)

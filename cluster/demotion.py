@@ -55,7 +55,7 @@ class Demotion:
     def degraded(self) -> str:
         """Why blocks leave unwritten, empty if they do not."""
         stalled = f"disk: a write of {STALLED_S:g} s has not ended"
-        return stalled if self.stalled else self._tier.degraded
+        return stalled if self.stalled else self._tier.gate.degraded
 
     def expect(self, victims: Victims) -> None:
         """They will be given to `keep`. Until that returns they may be written with what left
@@ -167,7 +167,7 @@ class Demotion:
 
     async def _store(self, writes: list[DiskWrite]) -> None:
         for first in range(0, len(writes), BATCH_BLOCKS):
-            if not self._tier.accepts:
+            if not self._tier.gate.open:
                 return
             self._batch_since = self._clock()
             try:

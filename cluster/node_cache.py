@@ -147,7 +147,7 @@ class NodeCache:
     def resident(self) -> Iterator[BlockHash]:
         """Every block of this node, in the pool or on disk; one in both comes twice. Blocks that
         leave the pool are among them: they may be on disk soon, and are withdrawn if not."""
-        on_disk = self.tier.resident() if self.tier else iter(())
+        on_disk = self.tier.pool.resident() if self.tier else iter(())
         held = (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
         return itertools.chain(held, self.pool.leaving())
 
@@ -157,7 +157,7 @@ class NodeCache:
         groups = self.pool.segments_of(wanted)
         if self.tier is not None:
             found = {block for group in groups.values() for block in group}
-            rest = self.tier.segments_of(block for block in wanted if block not in found)
+            rest = self.tier.pool.segments_of(block for block in wanted if block not in found)
             for head, blocks in rest.items():
                 groups.setdefault(head, []).extend(blocks)
         return groups

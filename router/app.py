@@ -21,7 +21,7 @@ from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
 from prefixfleet.router.pages import ROUTER
 from prefixfleet.router.plain_request import MAX_BODY_BYTES
-from prefixfleet.router.routes import ROUTES, Route
+from prefixfleet.router.routes import ROUTES, Route, is_anthropic
 from prefixfleet.router.serve import serve_prompt
 from prefixfleet.router.stored import serve_stored
 
@@ -115,7 +115,7 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
     if client.begun:
         client.hang_up()
         return error.status
-    headers, body = refusal(error, anthropic=_is_anthropic(route.path))
+    headers, body = refusal(error, anthropic=is_anthropic(route.path))
     headers[REQUEST_ID] = client.called
     client.answer(error.status, AnswerHeaders(headers), body)
     return error.status
@@ -124,10 +124,6 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
 async def _say_its_name(request: web.Request, response: web.StreamResponse) -> None:
     if CALLED in request:
         response.headers.setdefault(REQUEST_ID, request[CALLED])
-
-
-def _is_anthropic(path: str) -> bool:
-    return path.startswith("/v1/messages")
 
 
 async def _options(request: web.Request) -> web.Response:
@@ -192,4 +188,4 @@ def _not_found(request: web.Request) -> NotFound:
 
 def _refuse(request: web.Request, error: Refusal) -> web.Response:
     """In the shape that the route's clients understand."""
-    return refuse(error, anthropic=_is_anthropic(request.path))
+    return refuse(error, anthropic=is_anthropic(request.path))

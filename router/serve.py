@@ -25,7 +25,7 @@ from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
-from prefixfleet.router.routes import Route
+from prefixfleet.router.routes import Route, is_anthropic
 from prefixfleet.router.stored import PREVIOUS, keeper_failed, pass_noting, previous_keeper
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import Answer, WorkerLost, ask
@@ -235,8 +235,17 @@ async def _exchange(
         if status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
             raise WorkerLost("status", f"{answer.url}: status {status}")
         router.traffic.answered(worker.name, status, unwilling)
-        pass_it_on = pass_noting(passage, worker, prefilled, charge) if stores else pass_on
-        held = await pass_it_on(answer, client, passage.headers(dispatched))
+        ours = passage.headers(dispatched)
+        if stores:
+            held = await pass_noting(passage, worker, prefilled, charge, answer, ours)
+        else:
+            held = await pass_on(
+                answer,
+                client,
+                ours,
+                router.metrics.broken_streams.inc,
+                anthropic=is_anthropic(passage.route.path),
+            )
         if answer.is_event_stream:
             charge.goes_on = ""  # all of it has come
     finally:

@@ -77,7 +77,7 @@ async def matched(index, chain, expected):
 
 
 def on_disk(daemon, chain):
-    return pool_of(daemon).cache.tier.match(chain)
+    return pool_of(daemon).cache.tier.pool.match(chain)
 
 
 async def check(engine, chain, request="r"):

@@ -67,7 +67,7 @@ async def at_rest(daemon):
 
 def on_disk(daemon, engine, chains):
     tier = daemon._opener.pools[engine.welcome["namespace_digest"]].cache.tier
-    return [tier.match(chain) for chain in chains]
+    return [tier.pool.match(chain) for chain in chains]
 
 
 async def names(index, chains, expected):
@@ -142,7 +142,7 @@ async def test_one_cap_holds_for_the_sum_and_what_comes_back_is_right(
                     for chain in chains[engine]:
                         await found(engine, chain, fill)
         for pool in daemon._opener.pools.values():
-            pool.cache.tier.check()
+            pool.cache.tier.pool.check()
         snapshot = daemon.snapshot()
         assert written  # on a full disk, who is not asked for again gets no room
         assert snapshot["disk"]["cap_bytes"] == cap

@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ PASSWORD = "not-a-real-password"
 MASTER = "fleet"
 UP_S = 60.0
 DOWN_AFTER_MS = 3000
+PORT_ATTEMPTS = 5
 
 
 @dataclass
@@ -76,17 +77,7 @@ def under_sentinel(folder: Path) -> Iterator[UnderSentinel]:
         second = _server(stack, folder, "--replicaof", "127.0.0.1", str(first.port))
         until(lambda: b"master_link_status:up" in second.ask("INFO", "replication"))
         sentinels = []
-        for _ in range(3):
-            port = _free_port()
-            conf = folder / f"sentinel-{port}.conf"
-            conf.write_text(
-                f"port {port}\nbind 127.0.0.1\n"
-                f"sentinel monitor {MASTER} 127.0.0.1 {first.port} 2\n"
-                f"sentinel auth-pass {MASTER} {PASSWORD}\n"
-                f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n"
-                f"sentinel failover-timeout {MASTER} 10000\n"
-            )
-            sentinels.append(_started(stack, folder, port, "", str(conf), "--sentinel"))
+        sentinels = [_sentinel(stack, folder, first) for _ in range(3)]
 
         def know_each_other() -> bool:
             return all(
@@ -149,32 +140,68 @@ def _is_primary(server: Server) -> bool:
 
 
 def _server(stack: ExitStack, folder: Path, *options: str) -> Server:
-    port = _free_port()
-    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
-    words += ["--requirepass", PASSWORD, "--masterauth", PASSWORD, "--dir", str(folder), *options]
-    return _started(stack, folder, port, PASSWORD, *words)
+    def words(port: int) -> list[str]:
+        return [*_listening(port), "--appendonly", "no", "--dir", str(folder), *options]
+
+    return _started(stack, folder, PASSWORD, words)
+
+
+def _sentinel(stack: ExitStack, folder: Path, primary: Server) -> Server:
+    def words(port: int) -> list[str]:
+        conf = folder / f"sentinel-{port}.conf"
+        conf.write_text(
+            f"port {port}\nbind 127.0.0.1\n"
+            f"sentinel monitor {MASTER} 127.0.0.1 {primary.port} 2\n"
+            f"sentinel auth-pass {MASTER} {PASSWORD}\n"
+            f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n"
+            f"sentinel failover-timeout {MASTER} 10000\n"
+        )
+        return [str(conf), "--sentinel"]
+
+    return _started(stack, folder, "", words)
 
 
 def _cluster_server(stack: ExitStack, folder: Path) -> Server:
-    port, bus_port = _free_port(), _free_port()
-    own = folder / str(port)
-    own.mkdir()
-    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", PASSWORD]
-    words += ["--masterauth", PASSWORD, "--dir", str(own), "--cluster-enabled", "yes"]
-    words += ["--cluster-node-timeout", "60000", "--cluster-port", str(bus_port)]
-    words += ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"]
-    server = _started(stack, folder, port, PASSWORD, *words)
-    server.bus_port = bus_port
+    def words(port: int) -> list[str]:
+        own = folder / str(port)
+        own.mkdir()
+        return [
+            *_listening(port), "--dir", str(own), "--cluster-enabled", "yes",
+            "--cluster-node-timeout", "60000", "--cluster-port", str(_free_port()),
+            "--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0",
+        ]  # fmt: skip
+
+    server = _started(stack, folder, PASSWORD, words)
+    server.bus_port = int(server.ask("CONFIG", "GET", "cluster-port")[1])
     return server
 
 
-def _started(stack: ExitStack, folder: Path, port: int, password: str, *words: str) -> Server:
-    with (folder / f"{port}.log").open("wb") as log:
-        process = subprocess.Popen([str(get_binary_path()), *words], stdout=log, stderr=log)
-    server = Server(port, process, password)
-    stack.callback(server.kill)
-    until(lambda: server.ask("PING") == b"PONG")
-    return server
+def _listening(port: int) -> list[str]:
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    return [*words, "--requirepass", PASSWORD, "--masterauth", PASSWORD]
+
+
+def _started(
+    stack: ExitStack, folder: Path, password: str, words: Callable[[int], list[str]]
+) -> Server:
+    """On a port that is free, which somebody else may take before the server has it: it ends
+    then, and another one is tried."""
+    for _ in range(PORT_ATTEMPTS):
+        port = _free_port()
+        with (folder / f"{port}.log").open("wb") as log:
+            command = [str(get_binary_path()), *words(port)]
+            process = subprocess.Popen(command, stdout=log, stderr=log)
+        server = Server(port, process, password)
+        stack.callback(server.kill)
+        if _is_up(server):
+            return server
+    raise AssertionError(f"no server within {PORT_ATTEMPTS} attempts; its logs are in {folder}")
+
+
+def _is_up(server: Server) -> bool:
+    """Once it answers, or has ended."""
+    until(lambda: server.process.poll() is not None or server.ask("PING") == b"PONG")
+    return server.process.poll() is None
 
 
 def _free_port() -> int:

@@ -97,10 +97,11 @@ class NodeCache:
         """Slots for the blocks that follow ``parent``; -1: it is here already, or no room."""
         chain = [parent, *hashes] if parent else hashes
         with self.pool.pin(chain, used=False):  # else they may be what makes room
-            missing = [block for block in hashes if not self.pool.knows(block)]
-            await self.evictions.admit(missing)
+            wanted = sum(not self.pool.knows(block) for block in hashes)
+            missing = self._writes.undecided(rank, parent, hashes)
+            await self.evictions.admit(missing, patient=True)
             slots = self._writes.reserve(session, rank, parent, hashes)
-        self.evictions.took(len(missing))
+        self.evictions.took(wanted)
         return slots
 
     def commit(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:

@@ -174,7 +174,9 @@ class Router:
             stack.push_async_callback(asyncio.to_thread, self.tracing.close)
             stack.push_async_callback(self.engines.close)
             stack.callback(self.threads.shutdown, wait=False, cancel_futures=True)
-            connector = aiohttp.TCPConnector(ssl=self.files.tls.workers)
+            # no limit here: each who asks bounds what it asks of one worker or node, or one that
+            # hangs would keep the others' questions waiting
+            connector = aiohttp.TCPConnector(limit=0, ssl=self.files.tls.workers)
             self.session = await stack.enter_async_context(
                 aiohttp.ClientSession(connector=connector)
             )

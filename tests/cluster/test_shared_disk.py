@@ -198,6 +198,25 @@ async def test_a_smaller_cap_keeps_what_fits(index, settings, tmp_path, caplog):
     assert "PREFIXFLEET_NODE_SSD_BYTES" in caplog.text
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("cap", [9 << 20, 10 * CAP_BYTES])
+async def test_another_cap_keeps_what_lies_there(index, settings, tmp_path, cap, encrypted):
+    (tmp_path / "key").write_text("7f" * 32)
+    key = {"ssd_key_file": tmp_path / "key"} if encrypted else {}
+    async with running_node(index, settings(**key)) as daemon, engine_at(daemon, SMALL) as small:
+        mine = await demoted(daemon, small, 1, 1_500)
+        kept = on_disk(daemon, small, mine)
+        held = daemon.snapshot()["disk"]["held_bytes"]
+
+    other = settings(ssd_bytes=cap, **key)
+    async with running_node(index, other) as daemon, engine_at(daemon, SMALL) as small:
+        now, fits = on_disk(daemon, small, mine), min(1.0, cap / held)
+        # what stays of a chain is lost where what lies before it went
+        assert sum(now) >= (sum(kept) if fits == 1.0 else 0.5 * fits * sum(kept))
+        assert daemon.snapshot()["disk"]["held_bytes"] <= cap
+        await all_back(small, mine, 1, now)
+
+
 async def test_a_model_that_ends_leaves_its_files_and_an_era_leaves_none(
     index, settings, tmp_path, monkeypatch
 ):

@@ -92,7 +92,7 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
         ResponseUnavailable: its worker gets no requests now, or cannot be looked up.
         BadRequest: the request names its own response, where tenants are told apart.
     """
-    if router.keys.path is not None and body.is_set(CHOSEN):
+    if router.files.keys.path is not None and body.is_set(CHOSEN):
         # the id is all that an engine knows of who may read a response: another tenant's could
         # be named, and be read or overwritten
         raise BadRequest(f"{CHOSEN}: with API keys the engine names responses", param=CHOSEN)
@@ -110,10 +110,11 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
     return serving
 
 
-def keeper_failed(worker: Worker, reason: str) -> ResponseUnavailable:
+def keeper_failed(worker: Worker, loss: WorkerLost) -> ResponseUnavailable:
     """The refusal of a request that went to the one worker that keeps a response."""
     return ResponseUnavailable(
-        f"worker {worker.name}, which alone keeps the response, failed: {reason}", retry_after_s=1.0
+        f"worker {worker.name}, which alone keeps the response, failed: {loss}",
+        retry_after_s=loss.retry_after_s,
     )
 
 
@@ -135,7 +136,7 @@ async def serve_stored(router: Router, client: Client, response: str, method: st
             if loss.reason != "status":
                 router.traffic.failed(worker.name)
                 router.roster.lost(worker.name, str(loss))
-            raise keeper_failed(worker, str(loss)) from loss
+            raise keeper_failed(worker, loss) from loss
     finally:
         router.limits.leave(key)
 

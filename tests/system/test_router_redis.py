@@ -8,6 +8,7 @@ from chats import write_model
 from eventually import until
 from router_rig import Rig
 
+from prefixfleet.cluster.ports import hold_port
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.redis_server import RedisServer
 
@@ -18,8 +19,10 @@ LONG = "The prefix cache keeps what a node computed before. " * 20
 @pytest.fixture
 async def rig(tmp_path):
     """A router with a Redis of its own, which the test stops and starts."""
-    server = RedisServer.start(tmp_path / "first", password=PASSWORD)
     async with AsyncExitStack() as stack:
+        held = stack.enter_context(hold_port("127.0.0.1"))  # also while it is away
+        port = held.getsockname()[1]
+        server = RedisServer.start(tmp_path / "first", password=PASSWORD, port=port)
         rig = Rig(write_model(tmp_path / "model"), stack, server.url)
         rig.server = server
         stack.callback(lambda: rig.server.stop())

@@ -46,12 +46,16 @@ class Demotion:
         self.not_worth = 0
 
     @property
+    def stalled(self) -> bool:
+        """Whether the disk has stopped answering."""
+        since = self._batch_since
+        return since is not None and self._clock() - since > STALLED_S
+
+    @property
     def degraded(self) -> str:
         """Why blocks leave unwritten, empty if they do not."""
-        since = self._batch_since
-        if since is not None and self._clock() - since > STALLED_S:
-            return f"disk: a write of {STALLED_S:g} s has not ended"
-        return self._tier.degraded
+        stalled = f"disk: a write of {STALLED_S:g} s has not ended"
+        return stalled if self.stalled else self._tier.gate.degraded
 
     def expect(self, victims: Victims) -> None:
         """They will be given to `keep`. Until that returns they may be written with what left
@@ -163,7 +167,7 @@ class Demotion:
 
     async def _store(self, writes: list[DiskWrite]) -> None:
         for first in range(0, len(writes), BATCH_BLOCKS):
-            if not self._tier.accepts:
+            if not self._tier.gate.open:
                 return
             self._batch_since = self._clock()
             try:

@@ -64,16 +64,22 @@ class Evictions:
             finally:
                 self._waiting -= missing
 
-    async def admit(self, missing: Sequence[BlockHash]) -> int:
+    async def admit(self, missing: Sequence[BlockHash], *, patient: bool = False) -> int:
         """Make room for those of a chain's neighbouring blocks that are worth more than what must
-        go for them; how many these are."""
+        go for them; how many these are. Who is ``patient`` has others in the room of what is
+        leaving already, if it is gone within `WAIT_S`."""
         room = make_room(self._pool, missing)
-        if self._pool.can_evict:
-            self.not_admitted += len(missing) - room.blocks
+        leaving, blocks = self.start(room.victims), room.blocks
+        if patient and blocks < len(missing) and not (self._demotion and self._demotion.stalled):
+            await self._until_free(len(missing))
+            blocks = max(blocks, min(len(missing), self._pool.free_slots))
         else:
-            self._short_of(len(missing) - room.blocks)
-        await self._wait(self.start(room.victims))
-        return room.blocks
+            await self._wait(leaving)
+        if self._pool.can_evict:
+            self.not_admitted += len(missing) - blocks
+        else:
+            self._short_of(len(missing) - blocks)
+        return blocks
 
     def start(self, victims: Victims, *, spoiled: bool = False) -> "asyncio.Task[None] | None":
         """Begin what `SlotPool.choose_victims` and its like ask for. ``spoiled`` blocks are not
@@ -170,6 +176,16 @@ class Evictions:
             done, _ = await asyncio.wait(waiting, timeout=WAIT_S)
             for task in done:
                 task.result()
+
+    async def _until_free(self, slots: int) -> None:
+        """Wait for what leaves until so many are, for `WAIT_S` at most."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(WAIT_S):
+                while self._leaving and self._pool.free_slots < slots:
+                    first = asyncio.FIRST_COMPLETED
+                    done, _ = await asyncio.wait(self._leaving, return_when=first)
+                    for task in done:
+                        task.result()
 
     async def _let_leave(self, victims: Victims, spoiled: bool) -> None:
         """To disk, withdraw, free: in this order, and the last in any case."""

@@ -207,13 +207,17 @@ class NodeDaemon:
         pool.cache.claims.start_early(hint.chain, hint.plan)
 
     def _keep(self, wish: Keep) -> dict[str, int]:
-        retention = self._pool_of(wish.namespace, "keep").cache.retention
+        try:
+            retention = self._pool_of(wish.namespace, "keep").cache.retention
+        except ProtocolError:
+            self.stats.refused_wishes += 1
+            raise
         covered = retention.keep(wish.chain, wish.ttl_s, wish.priority)
         return {"covered": covered} | retention.stats()
 
     def _pool_of(self, namespace: bytes, what: str) -> OpenPool:
         """Raises `ProtocolError`."""
-        if (pool := self._opener.pools.get(namespace)) is None:
+        if (pool := self._opener.taking(namespace)) is None:
             raise ProtocolError(f"{what}: no engine of this namespace on this node")
         return pool
 

@@ -97,10 +97,11 @@ class NodeCache:
         """Slots for the blocks that follow ``parent``; -1: it is here already, or no room."""
         chain = [parent, *hashes] if parent else hashes
         with self.pool.pin(chain, used=False):  # else they may be what makes room
-            missing = [block for block in hashes if not self.pool.knows(block)]
-            await self.evictions.admit(missing)
+            wanted = sum(not self.pool.knows(block) for block in hashes)
+            missing = self._writes.undecided(rank, parent, hashes)
+            await self.evictions.admit(missing, patient=True)
             slots = self._writes.reserve(session, rank, parent, hashes)
-        self.evictions.took(len(missing))
+        self.evictions.took(wanted)
         return slots
 
     def commit(self, session: int, rank: int, hashes: Sequence[BlockHash]) -> None:
@@ -146,7 +147,7 @@ class NodeCache:
     def resident(self) -> Iterator[BlockHash]:
         """Every block of this node, in the pool or on disk; one in both comes twice. Blocks that
         leave the pool are among them: they may be on disk soon, and are withdrawn if not."""
-        on_disk = self.tier.resident() if self.tier else iter(())
+        on_disk = self.tier.pool.resident() if self.tier else iter(())
         held = (block for block, _ in itertools.chain(self.pool.resident(), on_disk))
         return itertools.chain(held, self.pool.leaving())
 
@@ -156,7 +157,7 @@ class NodeCache:
         groups = self.pool.segments_of(wanted)
         if self.tier is not None:
             found = {block for group in groups.values() for block in group}
-            rest = self.tier.segments_of(block for block in wanted if block not in found)
+            rest = self.tier.pool.segments_of(block for block in wanted if block not in found)
             for head, blocks in rest.items():
                 groups.setdefault(head, []).extend(blocks)
         return groups

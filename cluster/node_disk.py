@@ -32,14 +32,14 @@ class NodeDisk:
 
     def adds_to(self, hashes: Sequence[BlockHash]) -> bool:
         """Whether the first of ``hashes`` that the pool lacks is here."""
-        return bool(self.tier.match(hashes[self._pool.match(hashes) :]))
+        return bool(self.tier.pool.match(hashes[self._pool.match(hashes) :]))
 
     async def bring(self, hashes: Sequence[BlockHash], deadline: float) -> None:
         """Have what is here of ``hashes`` in the pool. They may be any part of a chain: what the
         pool lacks before them is read too."""
         here = self._pool.match(hashes)
-        on_disk = self.tier.match(hashes[here:])
-        chain = self.tier.chain_to(hashes[here + on_disk - 1]) if on_disk else hashes
+        on_disk = self.tier.pool.match(hashes[here:])
+        chain = self.tier.pool.chain_to(hashes[here + on_disk - 1]) if on_disk else hashes
         await self._promotion.bring(chain, deadline)
 
     def let_go(self) -> Victims:

@@ -49,7 +49,12 @@ class NodeReport:
             "tiers": self._tiers(),
             "kinds": self._kinds(),
             "disk": self._opener.disks.numbers() if self._opener.disks else {},
-            "counters": self._stats.numbers() | sources(self._pools, self._opener.ended),
+            "counters": {
+                **self._stats.numbers(),
+                **sources(self._pools, self._opener.ended),
+                "ended_kinds": self._opener.ended_pools,
+                "ended_wishes": self._opener.ended_wishes,
+            },
             "index": {
                 "epoch": announcer.epoch,
                 "joins": announcer.joins,

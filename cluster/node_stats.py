@@ -35,7 +35,8 @@ class NodeStats:
     pulls: int = 0
     pulled_bytes: int = 0
     failures: Counter[str] = field(default_factory=Counter)  # by reason
-    refused_hints: int = 0
+    refused_hints: int = 0  # of no pool here, or of one that ends
+    refused_wishes: int = 0
     outcomes: deque[Outcome] = field(default_factory=lambda: deque(maxlen=KEPT_OUTCOMES))
 
     def saw_outcome(self, outcome: Outcome) -> None:
@@ -65,6 +66,7 @@ class NodeStats:
             "pulled_bytes": self.pulled_bytes,
             "pull_failures": dict(self.failures),
             "refused_hints": self.refused_hints,
+            "refused_wishes": self.refused_wishes,
         }
 
 
@@ -100,6 +102,10 @@ class _Collector:
             ("pulls", "Pulls"),
             ("pulled_bytes", "Bytes pulled from peers"),
             ("probes", "Reads that measured a link"),
+            ("ended_kinds", "Namespaces that have no engine and no place here any more"),
+            ("ended_wishes", "Wishes to keep blocks that ended with their namespaces"),
+            ("refused_hints", "Hints of routers for namespaces that are not here, or end"),
+            ("refused_wishes", "Wishes to keep blocks of namespaces that are not here, or end"),
         ):
             yield CounterMetricFamily(f"prefixfleet_node_{name}", text, value=counters[name])
         for name in ("committed_blocks", "evicted_blocks", "pool_full", "not_admitted_blocks"):

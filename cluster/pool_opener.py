@@ -22,7 +22,7 @@ from prefixfleet.cluster.pool_memory import PoolMemory
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
-from prefixfleet.cluster.sharing import check_alike, check_first, check_shared
+from prefixfleet.cluster.sharing import check_alike, check_first, check_place, check_shared
 from prefixfleet.cluster.slab_mover import SlabMover
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import is_of_era
@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 class PoolOpener:
     """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
     first; ``memory`` and ``mover`` are None before it; ``disks`` is None without a disk.
-    ``ended`` has the counts of pools that were closed."""
+    ``ended`` has the counts of the pools that were closed, of which there are ``ended_pools``;
+    ``ended_wishes`` to keep blocks ended with them."""
 
     def __init__(
         self,
@@ -53,6 +54,8 @@ class PoolOpener:
         self.mover: SlabMover | None = None
         self.disks: DiskTiers | None = None
         self.ended: Counts = {}
+        self.ended_pools = 0
+        self.ended_wishes = 0
         self._settings = settings
         self._links = links
         self._peers = peers
@@ -66,7 +69,8 @@ class PoolOpener:
         """The pool of ``kind``, opened and told to the fleet if this is its first use.
 
         Raises:
-            ConfigError: its memory cannot be had, or `check_shared`, or engines here differ.
+            ConfigError: its memory cannot be had, or `check_place`, `check_shared`, or engines
+                here differ.
         """
         pool = self._known(kind) if kind.digest != self._ending else None
         if pool is None:
@@ -74,6 +78,13 @@ class PoolOpener:
                 pool = self._known(kind) or await self._open(kind, announcer)
         pool.host.check_same(kind)
         return pool
+
+    def taking(self, digest: bytes) -> OpenPool | None:
+        """The pool of a namespace, unless it ends: what it is told now would be lost with it."""
+        pool = self.pools.get(digest)
+        if pool is None or pool.engines:
+            return pool
+        return pool if self.mover and not self.mover.ends(digest) else None
 
     def resident(self) -> Iterator[BlockHash]:
         """Every block that the node holds."""
@@ -101,7 +112,10 @@ class PoolOpener:
             await link.close()
 
     def _known(self, kind: Kind) -> OpenPool | None:
-        check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
+        served = [pool.host.kind for pool in self.pools.values() if pool.engines]
+        check_alike(kind, served)
+        if kind.digest not in [other.digest for other in served]:
+            check_place(len(served))
         return self.pools.get(kind.digest)
 
     async def _open(self, kind: Kind, announcer: Announcer) -> OpenPool:
@@ -152,16 +166,19 @@ class PoolOpener:
             if pool.engines:
                 return False
             assert self.memory is not None
-            self._ending = pool.digest
+            self._ending, wishes = pool.digest, len(pool.cache.retention)
             await pool.stop()
             await self._close_disk(pool.host.kind)
             del self.pools[pool.digest]
             self.memory.servers.remove(pool.host.server)
             self.ended = together([self.ended, counts_of(pool)])
+            self.ended_pools += 1
+            self.ended_wishes += wishes
             announcer.refresh()
             await pool.close()
             self._ending = None
-        log.info("no engine of namespace %s for long, it has no place here any more", pool.name)
+        what = "namespace %s has no engine and no place here any more, nor have %d wishes to keep"
+        log.log(logging.WARNING if wishes else logging.INFO, what, pool.name, wishes)
         return True
 
     async def _host(self, kind: Kind, memory: PoolMemory, *, shared: bool) -> PoolHost:

@@ -58,7 +58,7 @@ class Promotion:
         for block in chain[: self._pool.match(chain)]:
             self._passing.pop(block, None)  # asked for again: it may stay
         for _ in range(MAX_ROUNDS):
-            here, on_disk = self._pool.match(chain), self._tier.match(chain)
+            here, on_disk = self._pool.match(chain), self._tier.pool.match(chain)
             if here >= on_disk or self._clock() >= deadline:
                 return
             task = self._running.get(chain[here]) or self._start(chain, here, on_disk)

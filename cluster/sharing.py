@@ -9,7 +9,9 @@ from prefixfleet.store.namespace import Namespace
 from prefixfleet.store.slabs import Slabs
 
 MAX_KINDS = 8
-"""Models of one node; one more is refused."""
+"""Models of one node; one more is refused while engines of so many are here."""
+MOST_POOLS = 2 * MAX_KINDS
+"""With those whose engines left, and that give their place to others. Each has its books."""
 
 
 def check_first(kind: Kind, pool_bytes: int) -> None:
@@ -29,12 +31,22 @@ def check_alike(kind: Kind, served: Sequence[Kind]) -> None:
             _refuse_same_model(kind, other)
 
 
+def check_place(served: int) -> None:
+    """Raises `ConfigError` if there is no place beside the namespaces that have engines here: one
+    without gives its own up."""
+    if served >= MAX_KINDS:
+        raise ConfigError(
+            f"engine refused: engines of {MAX_KINDS} models are on this node already; "
+            "give it a node daemon of its own"
+        )
+
+
 def check_shared(slabs: Slabs, kind: Kind, others: Sequence[Kind]) -> None:
     """Raises `ConfigError` if blocks of ``kind`` cannot lie beside those of ``others``."""
-    if len(others) >= MAX_KINDS:
+    if len(others) >= MOST_POOLS:
         raise ConfigError(
-            f"engine refused: blocks of {MAX_KINDS} models lie on this node already; "
-            "give it a node daemon of its own"
+            f"engine refused: blocks of {len(others)} models lie on this node, and those whose "
+            "engines left are not gone yet; start it again in some seconds"
         )
     largest = max(k.layout.slot_bytes for k in (kind, *others))
     if largest > slabs.most_slot_bytes:

@@ -4,7 +4,7 @@ Before a slab changes hands its blocks leave as any others do: to disk, out of t
 free. It is given away only when nobody reads or writes in it: pins of engines, read leases of
 peers, quarantine, broadcasts and blocks that are being written hold it back, and what takes too
 long leaves it where it is. What somebody wished to keep does too, unless the taker has less than
-its floor. Must not know engines, links or the index.
+its floor or the giver ends. Must not know engines, links or the index.
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from prefixfleet.cluster.open_pool import OpenPool
 from prefixfleet.cluster.sharing import MAX_KINDS
 from prefixfleet.store.namespace import is_of_era
+from prefixfleet.store.places import Absent, who_ends
 from prefixfleet.store.slab_shares import Holding, Move, next_move
 from prefixfleet.store.slabs import Slabs
 from prefixfleet.store.slot_regions import cheapest
@@ -27,9 +28,8 @@ EMPTY_S = 10.0
 RETRY_S = 30.0
 """After that its owner gives nothing for so long: blocks were lost for nothing."""
 ERA_S = 10.0
-"""A namespace of an engine's own ends when the engine was away for so long: nobody asks for it."""
-AWAY_S = 600.0
-"""Any other, and only where a node has no place for one more."""
+"""A namespace of an engine's own ends when the engine was away for so long: nobody asks for it.
+Any other ends only where there are more than a node has places."""
 LOOK_AGAIN_S = 0.05
 PAUSE_S = 0.1
 """From one move to the next: what a move changes must show first."""
@@ -38,8 +38,9 @@ BATCH_BLOCKS = 256
 
 
 class SlabMover:
-    """Which slab is whose. Owned by the daemon's event loop; the first pool has them all, and never
-    ends. ``end`` closes a pool that has none any more; False if it is wanted again."""
+    """Which slab is whose. Owned by the daemon's event loop; the first pool has them all, and is
+    never closed, but gives them all too. ``end`` closes a pool that has none any more; False if it
+    is wanted again."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class SlabMover:
         self._needed_s: dict[bytes, float] = {first.digest: clock()}
         self._served_s: dict[bytes, float] = {first.digest: clock()}  # when it had an engine last
         self._stuck_s: dict[bytes, float] = {}  # until when it gives nothing
+        self._ends: frozenset[bytes] = frozenset()  # as of the last look
         self._look = asyncio.Event()
         self.moved = 0
         self.stuck = 0
@@ -69,12 +71,17 @@ class SlabMover:
         self._needed_s[pool.digest] = self._served_s[pool.digest] = self._clock()
         self._look.set()
 
+    def ends(self, digest: bytes) -> bool:
+        """Whether a pool without an engine gives all that it has, to be closed."""
+        return digest in self._ends
+
     def numbers(self, digest: bytes) -> dict[str, int]:
-        """Slabs of a pool and their bytes, and those that no slot of it uses."""
+        """Slabs of a pool and their bytes, and those that no slot of it uses; whether it ends."""
         pool, own = self._pools[digest], self._own[digest]
         held = self._slabs.bytes_of(own)
-        used = pool.host.pool.capacity * pool.slot_bytes
-        return {"slabs": len(own), "bytes": held, "waste_bytes": held - used}
+        waste = held - pool.host.pool.capacity * pool.slot_bytes
+        ends = self.ends(digest)
+        return {"slabs": len(own), "bytes": held, "waste_bytes": waste, "ends": ends}
 
     async def run(self) -> None:
         """Move slabs until cancelled."""
@@ -83,7 +90,7 @@ class SlabMover:
                 async with asyncio.timeout(LOOK_S):
                     await self._look.wait()
             self._look.clear()
-            while move := next_move([self._holding(pool) for pool in self._pools.values()]):
+            while move := next_move(self._holdings()):
                 moved = await self._carry_out(move)
                 self.moved += moved
                 self.stuck += not moved
@@ -92,10 +99,13 @@ class SlabMover:
                 await asyncio.sleep(PAUSE_S)
             await self._end_some()
 
-    def _holding(self, pool: OpenPool) -> Holding[bytes]:
+    def _holdings(self) -> list[Holding[bytes]]:
         now = self._clock()
-        if pool.engines:
-            self._served_s[pool.digest] = now
+        self._served_s |= {pool.digest: now for pool in self._pools.values() if pool.engines}
+        self._ends = self._ending(now)
+        return [self._holding(pool, now) for pool in self._pools.values()]
+
+    def _holding(self, pool: OpenPool, now: float) -> Holding[bytes]:
         if pool.cache.evictions.spare_slots < self._slabs.slab_bytes // pool.slot_bytes:
             self._needed_s[pool.digest] = now
         return Holding(
@@ -105,19 +115,24 @@ class SlabMover:
             wants=pool.cache.evictions.short,
             idle_s=max(pool.host.pool.idle_s(), now - self._needed_s[pool.digest]),
             stuck=self._stuck_s.get(pool.digest, now) > now,
-            ends=self._ends(pool, now - self._served_s[pool.digest]),
+            ends=pool.digest in self._ends,
         )
 
-    def _ends(self, pool: OpenPool, away_s: float) -> bool:
-        if pool is self._first or len(pool.cache.retention):
-            return False
-        of_era = is_of_era(pool.host.kind.namespace)
-        return away_s > ERA_S if of_era else away_s > AWAY_S and len(self._pools) >= MAX_KINDS
+    def _ending(self, now: float) -> frozenset[bytes]:
+        absent = [self._absent(pool, now) for pool in self._pools.values() if not pool.engines]
+        return who_ends(absent, beyond=len(self._pools) - MAX_KINDS)
+
+    def _absent(self, pool: OpenPool, now: float) -> Absent[bytes]:
+        away_s = now - self._served_s[pool.digest]
+        own = pool is not self._first and is_of_era(pool.host.kind.namespace)
+        over, wished = own and away_s > ERA_S, len(pool.cache.retention) > 0
+        return Absent(pool.digest, away_s, over=over, wished=wished)
 
     async def _end_some(self) -> None:
         for pool in list(self._pools.values()):
             gave_all = not self._own[pool.digest] and not pool.host.pool.capacity
-            if gave_all and self._holding(pool).ends and await self._end(pool):
+            ends = pool is not self._first and pool.digest in self._ends
+            if gave_all and ends and await self._end(pool):
                 for known in (self._pools, self._own, self._needed_s, self._served_s):
                     del known[pool.digest]
                 self._stuck_s.pop(pool.digest, None)

@@ -160,12 +160,16 @@ def _kind_table(nodes: Sequence[Mapping[str, Any]]) -> Table:
             size = _number(kind, "bytes")
             waste = _number(kind, "waste_bytes") / size if size else 0.0
             table.add_row(
-                node["node"], digest[:NAME_DIGITS], _names(kind.get("engines")),
+                node["node"], digest[:NAME_DIGITS], _names(kind.get("engines")) or _away(kind),
                 f"{_number(kind, 'slots'):g}", f"{size / 2**30:.2f}", f"{waste:.1%}",
                 f"{_number(kind, 'found_blocks'):g}", f"{_number(kind, 'asked_blocks'):g}",
                 f"{_number(kind, 'disk_bytes') / 2**30:.2f}" if kind.get("disk") else "no",
             )  # fmt: skip
     return table
+
+
+def _away(kind: Mapping[str, Any]) -> str:
+    return "none, ends" if kind.get("ends") else "none"
 
 
 def _names(told: object) -> str:

@@ -52,6 +52,15 @@ class Writes:
     def __len__(self) -> int:
         return len(self._writes)
 
+    def undecided(
+        self, rank: int, parent: BlockHash, hashes: Sequence[BlockHash]
+    ) -> list[BlockHash]:
+        """Those of ``hashes``, which follow ``parent``, that `reserve` would give slots: not here,
+        and this rank was told nothing of them."""
+        if not self._pool.may_follow(parent):
+            return []
+        return [b for b in hashes if not (self._pool.knows(b) or self._decided(b, rank))]
+
     def reserve(
         self, session: int, rank: int, parent: BlockHash, hashes: Sequence[BlockHash]
     ) -> list[int]:

@@ -15,8 +15,9 @@ import uvloop
 
 from prefixfleet.router.app import lane_routes, make_app
 from prefixfleet.router.bursts import Bursts
-from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.core import Router
 from prefixfleet.router.edge import Edge
+from prefixfleet.router.fleet import Fleet
 from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneRunner
 from prefixfleet.router.logs import BlockHandler, flush_logs, start_logging
@@ -122,7 +123,7 @@ async def _listen(router: Router, options: argparse.Namespace) -> None:
     watching = None
     try:
         async with _listening(runner, router, options) as address:
-            scheme = "https" if router.tls.listener else "http"
+            scheme = "https" if router.files.tls.listener else "http"
             print(f"prefixfleet router on {scheme}://{address}", flush=True)  # noqa: T201 - for scripts
             if options.parent is not None:
                 watching = asyncio.create_task(_watch(options.parent, stop))
@@ -138,7 +139,7 @@ async def _listening(
     runner: LaneRunner, router: Router, options: argparse.Namespace
 ) -> AsyncIterator[str]:
     """Accepts connections for the runner's server; says where."""
-    lanes, settings, tls = runner.lanes, router.settings, router.tls.listener
+    lanes, settings, tls = runner.lanes, router.settings, router.files.tls.listener
     server = await asyncio.get_running_loop().create_server(
         lanes,
         settings.host,

@@ -118,7 +118,7 @@ class _Admin:
     def _admit(self, request: web.Request) -> Router:
         """The router, for who has the key. Raises `Forbidden`, `Unauthorized`."""
         router = request.app[ROUTER]
-        router.admin_key.admit(request.headers.get("Authorization", ""))
+        router.files.admin_key.admit(request.headers.get("Authorization", ""))
         return router
 
 

@@ -71,7 +71,7 @@ def _read(raw: bytes) -> tuple[Body, _Wish]:
 def _key(router: Router, name: str | None) -> Key:
     if name is None:
         return ANYBODY
-    key = router.keys.named(name)
+    key = router.files.keys.named(name)
     if key is None:
         raise NotFound(f"there is no API key named {name!r:.80}")
     return key

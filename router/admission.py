@@ -15,7 +15,7 @@ def admit(router: Router, headers: Mapping[str, str]) -> Key:
         Unauthorized: there is no such key.
     """
     _refuse_if_full(router)
-    key = router.keys.check(_authorization(headers))
+    key = router.files.keys.check(_authorization(headers))
     router.limits.admit(key)
     return key
 

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
-from prefixfleet.router.client import CALLED, ID, AnyClient
+from prefixfleet.router.client import CALLED, ID, WAITS, AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.edge import NO_ROUTE
@@ -21,7 +21,7 @@ from prefixfleet.router.lane_client import LaneClient
 from prefixfleet.router.openapi import add_openapi
 from prefixfleet.router.pages import ROUTER
 from prefixfleet.router.plain_request import MAX_BODY_BYTES
-from prefixfleet.router.routes import ROUTES, Route
+from prefixfleet.router.routes import ROUTES, Route, is_anthropic
 from prefixfleet.router.serve import serve_prompt
 from prefixfleet.router.stored import serve_stored
 
@@ -41,9 +41,9 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     app[ROUTER] = router
     app.on_response_prepare.append(_say_its_name)
     for route in ROUTES:
-        app.router.add_post(route.path, _serving(route))
+        app.router.add_post(route.path, _serving(route), expect_handler=_expects)
     app.router.add_get("/v1/responses/{id:[^/]+}", _stored)
-    app.router.add_post("/v1/responses/{id:[^/]+}/cancel", _stored)
+    app.router.add_post("/v1/responses/{id:[^/]+}/cancel", _stored, expect_handler=_expects)
     app.router.add_get("/v1/models", pages.models)
     app.router.add_get("/v1/models/{model:.+}", pages.model)
     app.router.add_get("/health", pages.health)
@@ -54,6 +54,15 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     add_openapi(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
+
+
+async def _expects(request: web.Request) -> None:
+    """``Expect``: the body may come when it is read, and not before its client was admitted."""
+    expected = request.headers["Expect"]
+    if request.version >= HttpVersion11:
+        if expected.lower() != "100-continue":
+            raise web.HTTPExpectationFailed(text=f"Unknown Expect: {expected}")
+        request[WAITS] = True
 
 
 def _serving(route: Route) -> Handler:
@@ -115,7 +124,7 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
     if client.begun:
         client.hang_up()
         return error.status
-    headers, body = refusal(error, anthropic=_is_anthropic(route.path))
+    headers, body = refusal(error, anthropic=is_anthropic(route.path))
     headers[REQUEST_ID] = client.called
     client.answer(error.status, AnswerHeaders(headers), body)
     return error.status
@@ -124,10 +133,6 @@ async def _guarded_plain(router: Router, client: LaneClient, route: Route) -> in
 async def _say_its_name(request: web.Request, response: web.StreamResponse) -> None:
     if CALLED in request:
         response.headers.setdefault(REQUEST_ID, request[CALLED])
-
-
-def _is_anthropic(path: str) -> bool:
-    return path.startswith("/v1/messages")
 
 
 async def _options(request: web.Request) -> web.Response:
@@ -192,4 +197,4 @@ def _not_found(request: web.Request) -> NotFound:
 
 def _refuse(request: web.Request, error: Refusal) -> web.Response:
     """In the shape that the route's clients understand."""
-    return refuse(error, anthropic=_is_anthropic(request.path))
+    return refuse(error, anthropic=is_anthropic(request.path))

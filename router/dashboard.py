@@ -162,8 +162,8 @@ def _packaged(name: str, kind: str) -> web.Response:
 def _admit(request: web.Request) -> Router:
     """The router, for somebody who may watch it. Raises `Unauthorized`."""
     router = request.app[ROUTER]
-    key = router.keys.check(request.headers.get("Authorization"))
-    if router.keys.path is not None and not key.dashboard:
+    key = router.files.keys.check(request.headers.get("Authorization"))
+    if router.files.keys.path is not None and not key.dashboard:
         raise Unauthorized("this API key may not watch the fleet: its entry lacks 'dashboard'")
     return router
 

@@ -172,6 +172,13 @@ def anthropic_error_body(error: Refusal) -> bytes:
     return msgspec.json.encode({"type": "error", "error": {"type": kind, "message": str(error)}})
 
 
+def error_event(error: Refusal, *, anthropic: bool = False) -> bytes:
+    """``error`` as a stream says it: OpenAI's clients look at the data, Anthropic's at the name."""
+    if anthropic:
+        return b"event: error\ndata: %b\n\n" % anthropic_error_body(error)
+    return b"data: %b\n\n" % error_body(error)
+
+
 JSON = "application/json"
 
 _ANTHROPIC_KINDS = {

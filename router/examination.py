@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -32,7 +33,7 @@ class Examination:
         self._tokenizer_path = tokenizer_path
         self._static = static
         self._session = session
-        self._tokens: dict[Path, Tokens] = {}
+        self._tokens: dict[Path, asyncio.Future[Tokens]] = {}
 
     async def examine(self, record: WorkerRecord) -> Worker:
         """The worker, once it agrees. Raises as `Examine` says."""
@@ -62,5 +63,11 @@ class Examination:
         """The tokenizer of its model. Raises `ConfigError`."""
         folder = self._tokenizer_path or Path(record.model_path)
         if folder not in self._tokens:
-            self._tokens[folder] = await asyncio.to_thread(load_tokens, folder)
-        return self._tokens[folder]
+            loading = asyncio.ensure_future(asyncio.to_thread(load_tokens, folder))
+            self._tokens[folder] = loading
+            loading.add_done_callback(partial(self._loaded, folder))
+        return await asyncio.shield(self._tokens[folder])  # others may wait for it too
+
+    def _loaded(self, folder: Path, loading: asyncio.Future[Tokens]) -> None:
+        if loading.cancelled() or loading.exception():
+            del self._tokens[folder]  # it may have been corrected when the next one asks

@@ -1,6 +1,8 @@
 """Examines workers until each is settled: it agrees with this router, or is refused.
 
 What may be wrong says `parity`. A worker that does not answer is asked again, ever more seldom.
+All are examined at once, for one that hangs must not keep another from its traffic; they begin one
+after the other, so that a thousand that come together do not hold up the event loop.
 """
 
 import asyncio
@@ -18,7 +20,6 @@ from prefixfleet.store.records import WorkerRecord
 
 FIRST_RETRY_S = 0.25
 LAST_RETRY_S = 5.0
-MAX_EXAMINED_AT_ONCE = 8
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Examiner:
         self._examine = examine
         self._ask = ask
         self._degraded = degraded
-        self._slots = asyncio.Semaphore(MAX_EXAMINED_AT_ONCE)
+        self._entrance = asyncio.Lock()
 
     def start(self, seat: Seat, passed: Passed, refused: Callable[[Seat, str], None]) -> None:
         """Examine who sits there, again if need be; ``refused`` is told why it is."""
@@ -67,9 +68,10 @@ class Examiner:
         retry_s = FIRST_RETRY_S
         while True:
             try:
-                async with self._slots:
-                    worker = await self._examine(seat.record)
-                    adapters = await self.adapters(worker) if worker.static else None
+                async with self._entrance:
+                    await asyncio.sleep(0)  # one in each turn of the loop
+                worker = await self._examine(seat.record)
+                adapters = await self.adapters(worker) if worker.static else None
             except WorkerSilent as error:
                 seat.reason = str(error)
             except (ParityFailed, ConfigError) as error:

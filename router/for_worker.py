@@ -50,7 +50,7 @@ def _params(dispatched: Dispatched) -> object:
 
 def lines_for_worker(router: Router, client: Client, span: RequestSpan = NO_SPAN) -> str:
     """Lines of its head but for host and length, with the request's name as the client has it."""
-    with_key = router.keys.path is None
+    with_key = router.files.keys.path is None
     given = client.headers.get(REQUEST_ID)
     more: dict[str, str] = {} if given == client.called else {REQUEST_ID: client.called}
     span.carry(more)

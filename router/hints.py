@@ -1,16 +1,16 @@
 """Tells the target node of a plan when it is decided, so that the pull overlaps the queue.
 
 Fire and forget: the engine hands the same plan to the node anyway. A bounded number is on its
-way at once; more are dropped and counted.
+way to a node at once; more are dropped and counted.
 """
 
-import asyncio
 import logging
 
 import aiohttp
 
 from prefixfleet.router.dispatch import Dispatched
 from prefixfleet.router.metrics import Metrics
+from prefixfleet.router.on_the_way import OnTheWay
 from prefixfleet.router.view import View
 from prefixfleet.store.prefetch import (
     PREFETCH_PATH,
@@ -21,7 +21,7 @@ from prefixfleet.store.prefetch import (
     sign,
 )
 
-MAX_ON_THE_WAY = 256
+MAX_TO_A_NODE = 32  # on the way at once; one that lives takes a millisecond
 TIMEOUT = aiohttp.ClientTimeout(total=2.0)
 
 log = logging.getLogger(__name__)
@@ -37,24 +37,19 @@ class Hints:
         self._key = prefetch_key(secret)
         self._view = view
         self._metrics = metrics
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._on_the_way = OnTheWay(MAX_TO_A_NODE)
 
     def send(self, base_url: str, dispatched: Dispatched) -> None:
         """Send the plan, if it has a source and the node an address."""
         if dispatched.decision.source is None or not base_url:
             return
-        if len(self._tasks) >= MAX_ON_THE_WAY:
+        url = base_url + PREFETCH_PATH
+        if not self._on_the_way.start(url, lambda: self._post(url, dispatched)):
             self._metrics.hints.labels("dropped").inc()
-            return
-        task = asyncio.create_task(self._post(base_url + PREFETCH_PATH, dispatched))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
         """Give up what is on its way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._on_the_way.close()
 
     async def _post(self, url: str, dispatched: Dispatched) -> None:
         plan = dispatched.plan

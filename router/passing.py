@@ -5,10 +5,10 @@ be replaced; a stream is passed on as its bytes arrive, and what breaks then is 
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from prefixfleet.router.client import Client
-from prefixfleet.router.errors import UpstreamFailed, error_body
+from prefixfleet.router.errors import UpstreamFailed, error_event
 from prefixfleet.router.headers import AnswerHeaders
 from prefixfleet.router.upstream import Answer, StreamBroken, WorkerLost
 
@@ -17,8 +17,16 @@ MAX_HELD_BYTES = 1 << 20
 log = logging.getLogger(__name__)
 
 
-async def pass_on(answer: Answer, client: Client, ours: Mapping[str, str]) -> bytes:
-    """Passes all of it; the body if it was held, else nothing.
+async def pass_on(
+    answer: Answer,
+    client: Client,
+    ours: Mapping[str, str],
+    broke_off: Callable[[], object],
+    *,
+    anthropic: bool = False,
+) -> bytes:
+    """Passes all of it; the body if it was held, else nothing. ``broke_off`` is told of an answer
+    that ends too early; its client too, in the shape of its API.
 
     Raises:
         WorkerLost: the worker broke off an answer of which the client has nothing yet.
@@ -32,7 +40,8 @@ async def pass_on(answer: Answer, client: Client, ours: Mapping[str, str]) -> by
     try:
         await client.relay(answer)
     except StreamBroken as error:
-        await _break_off(answer, client, error)
+        broke_off()
+        await _break_off(answer, client, error, anthropic)
     else:
         await client.end()
     return b""
@@ -45,11 +54,11 @@ async def _whole(answer: Answer) -> bytes:
         raise WorkerLost("disconnected", f"{answer.url}: {error}") from error
 
 
-async def _break_off(answer: Answer, client: Client, error: StreamBroken) -> None:
+async def _break_off(answer: Answer, client: Client, error: StreamBroken, anthropic: bool) -> None:
     """Tell the client what happened, then close without the end that a complete answer has."""
     log.warning("request %s: %s broke off its answer: %s", client.called, answer.url, error)
     client.events = 0  # nobody shall learn a pace from it
     if answer.is_event_stream and client.last.endswith((b"\n\n", b"\r\n\r\n")):
         told = UpstreamFailed("the worker failed in the middle of its answer; ask again")
-        await client.write(b"data: " + error_body(told) + b"\n\n")
+        await client.write(error_event(told, anthropic=anthropic))
     client.hang_up()

@@ -43,7 +43,7 @@ from prefixfleet.router.plan_worth import (
     trace_figures,
 )
 from prefixfleet.router.reuse import reuses
-from prefixfleet.router.simulate import block_trace, speed_up
+from prefixfleet.router.simulated_run import block_trace, speed_up
 from prefixfleet.router.traces import Arrival
 from prefixfleet.store.errors import ConfigError
 

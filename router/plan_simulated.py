@@ -10,8 +10,8 @@ from prefixfleet.router.decision import Candidate, Decision, Draw, Policy
 from prefixfleet.router.fleet_models import GB, Hardware, ModelShape
 from prefixfleet.router.plan_worth import block_tokens_of
 from prefixfleet.router.policy import choose
-from prefixfleet.router.simulate import simulate
 from prefixfleet.router.simulated_fleet import Fleet, useful_blocks
+from prefixfleet.router.simulated_run import simulate
 from prefixfleet.router.traces import Arrival
 
 WITH_SSD = "shared, with the SSD"

@@ -29,6 +29,11 @@ class Route:
     stores: bool = False
 
 
+def is_anthropic(path: str) -> bool:
+    """Whether clients of ``path`` read errors in Anthropic's shape."""
+    return path.startswith("/v1/messages")
+
+
 ROUTES = (
     Route("/v1/chat/completions", "chat", read_chat),
     Route("/v1/completions", "completion", read_completion),

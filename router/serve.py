@@ -25,7 +25,7 @@ from prefixfleet.router.in_step import in_step
 from prefixfleet.router.keys import Key
 from prefixfleet.router.passing import pass_on
 from prefixfleet.router.prompt import Prompt
-from prefixfleet.router.routes import Route
+from prefixfleet.router.routes import Route, is_anthropic
 from prefixfleet.router.stored import PREVIOUS, keeper_failed, pass_noting, previous_keeper
 from prefixfleet.router.tracing import NO_SPAN, RequestSpan
 from prefixfleet.router.upstream import Answer, WorkerLost, ask
@@ -123,7 +123,7 @@ async def _try_workers(
     left = list(workers)
     unwilling: set[str] = set()  # they answered, with a refusal
     asked: set[str] = set()
-    failures: list[str] = []
+    failures: list[WorkerLost] = []
     while left and len(failures) < MAX_SENDS:
         dispatched = await router.turns.wait(
             passage.id,
@@ -140,7 +140,7 @@ async def _try_workers(
         try:
             return await _send(passage, dispatched, unwilling, may_ask_another)
         except WorkerLost as loss:
-            failures.append(str(loss))
+            failures.append(loss)
             left = [worker for worker in left if worker.name not in asked]
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason == "status":
@@ -149,11 +149,14 @@ async def _try_workers(
                 router.traffic.failed(dispatched.worker.name)
                 router.roster.lost(dispatched.worker.name, str(loss))
             if passage.bound:
-                raise keeper_failed(dispatched.worker, str(loss)) from loss
+                raise keeper_failed(dispatched.worker, loss) from loss
             if not left and len(failures) < MAX_SENDS:
                 left = await newcomers(passage, chains, unwilling, until_s)
                 asked = set(unwilling)
-    raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
+    raise UpstreamFailed(
+        "no worker answered: " + "; ".join(map(str, failures)),
+        retry_after_s=min(loss.retry_after_s for loss in failures),
+    )
 
 
 async def _send(
@@ -235,8 +238,17 @@ async def _exchange(
         if status >= 500 and may_ask_another and router.traffic.doubts(worker.name):
             raise WorkerLost("status", f"{answer.url}: status {status}")
         router.traffic.answered(worker.name, status, unwilling)
-        pass_it_on = pass_noting(passage, worker, prefilled, charge) if stores else pass_on
-        held = await pass_it_on(answer, client, passage.headers(dispatched))
+        ours = passage.headers(dispatched)
+        if stores:
+            held = await pass_noting(passage, worker, prefilled, charge, answer, ours)
+        else:
+            held = await pass_on(
+                answer,
+                client,
+                ours,
+                router.metrics.broken_streams.inc,
+                anthropic=is_anthropic(passage.route.path),
+            )
         if answer.is_event_stream:
             charge.goes_on = ""  # all of it has come
     finally:

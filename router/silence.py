@@ -27,5 +27,5 @@ async def watch_silence(router: "Router") -> None:
                 "new ones go to others",
                 "look at its engine: it answers connections, but no prompt",
             )
-        router.turns.shunned = shunned = frozenset(silent)
+        router.eligible.shunned = shunned = frozenset(silent)
         await asyncio.sleep(LOOK_S)

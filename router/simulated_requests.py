@@ -1,4 +1,4 @@
-"""The requests of a simulation: those that wait, those on a node; and its clock."""
+"""The requests of a simulation: those that wait, and those on a node."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -8,17 +8,6 @@ from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.waiting import Waiting
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.holds import Pin
-
-
-class Clock:
-    """Simulated time. Owned by its simulation."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Seconds since the start."""
-        return self.now
 
 
 @dataclass(slots=True, eq=False)

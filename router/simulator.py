@@ -7,11 +7,9 @@ a node, first come first served; a sender serves its pulls one after the other. 
 figures are about the time to first token.
 """
 
-import heapq
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 
 from prefixfleet.router.book import Book
@@ -23,10 +21,11 @@ from prefixfleet.router.simulated_fleet import NAMESPACE, Fleet, Served, chain_o
 from prefixfleet.router.simulated_moves import Moves
 from prefixfleet.router.simulated_node import SimulatedNode
 from prefixfleet.router.simulated_replication import Broadcasts
-from prefixfleet.router.simulated_requests import Clock, Running, Turn
+from prefixfleet.router.simulated_requests import Running, Turn
+from prefixfleet.router.simulated_time import SimulatedTime
 from prefixfleet.router.traces import Arrival, SharedBlocks
 from prefixfleet.router.view import View
-from prefixfleet.router.waiting import Waiting, expected_wait, next_to_go
+from prefixfleet.router.waiting import expected_wait, next_to_go
 from prefixfleet.router.worker import Worker
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.index import IndexEvent, Membership
@@ -43,13 +42,11 @@ class Simulation:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self.clock = Clock()
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
+        self.clock = SimulatedTime()
         self.view = View(self.clock)
         self._book = Book(self.clock)
         self._nodes = [self._join(i) for i in range(fleet.nodes)]
-        self.broadcasts = Broadcasts(fleet, self._nodes, self.view, self._at, self._publish)
+        self.broadcasts = Broadcasts(fleet, self._nodes, self.view, self.clock.at, self._publish)
         self._by_name = {node.member.node: node for node in self._nodes}
         self._moves = Moves(fleet, self._by_name, self.broadcasts, self.clock)
         self._workers = tuple(fleet.worker(node) for node in self._nodes)
@@ -74,11 +71,11 @@ class Simulation:
     def run(self, arrivals: Iterable[Arrival]) -> list[Served]:
         """Serve every arrival; returns them in order of arrival."""
         for arrival in arrivals:
-            self._advance(arrival.at_s)
+            self.clock.advance(arrival.at_s)
             self.clock.now = arrival.at_s
             self._tell()
             self._arrive(arrival)
-        self._advance(math.inf)
+        self.clock.advance(math.inf)
         return sorted(self.served, key=lambda s: s.at_s)
 
     def fail(self, number: int, at_s: float, away_s: float = 0.0) -> None:
@@ -87,10 +84,10 @@ class Simulation:
         to others."""
         node = self._nodes[number]
         if away_s:
-            self._at(at_s, lambda: self._lose(node))
-            self._at(at_s + away_s, lambda: self._return(node))
+            self.clock.at(at_s, lambda: self._lose(node))
+            self.clock.at(at_s + away_s, lambda: self._return(node))
         else:
-            self._at(at_s, lambda: node.restart(self._pool, self.view))
+            self.clock.at(at_s, lambda: node.restart(self._pool, self.view))
 
     def check(self) -> None:
         """Prove every pool's books."""
@@ -171,17 +168,15 @@ class Simulation:
     def _look(self) -> None:
         # Who waits goes to a free worker or not at all: with none free there is nothing to decide
         while self._free and (found := self._next()):
-            waiting, decision = found
-            turn = next(t for t in self._queue if t is waiting)
+            turn, decision = found
             self._queue.remove(turn)
             self._serve(turn, decision)
 
-    def _next(self) -> tuple[Waiting, Decision] | None:
+    def _next(self) -> tuple[Turn, Decision] | None:
         with self._book.promising() as promise:
             return next_to_go(self._queue, self.clock.now, self._decide, self._is_free, promise)
 
-    def _decide(self, waiting: Waiting) -> Decision:
-        turn = next(t for t in self._queue if t is waiting)
+    def _decide(self, turn: Turn) -> Decision:
         return self._dispatcher.decide(
             Prompt(tokens=turn.prompt_tokens), turn.chains, self._present()
         )
@@ -221,7 +216,7 @@ class Simulation:
                 expected_s=decision.prefill_s,
             )
         )
-        self._at(done, lambda: self._finish(running))
+        self.clock.at(done, lambda: self._finish(running))
 
     def _finish(self, running: Running) -> None:
         if running not in self._running:
@@ -241,15 +236,7 @@ class Simulation:
 
     def _publish(self, node: SimulatedNode, new: tuple[BlockHash, ...]) -> None:
         event = IndexEvent("publish", node.member, new)
-        self._at(self.clock.now + PUBLISH_S, lambda: self.view.apply(event))
-
-    def _advance(self, until: float) -> None:
-        while self._events and self._events[0][0] <= until:
-            self.clock.now, _, action = heapq.heappop(self._events)
-            action()
-
-    def _at(self, when: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (when, next(self._order), action))
+        self.clock.at(self.clock.now + PUBLISH_S, lambda: self.view.apply(event))
 
     def _join(self, number: int) -> SimulatedNode:
         member = Membership(f"node-{number}", 1, number)

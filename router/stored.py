@@ -4,9 +4,8 @@ Its worker is noted when the answer passes. What goes on from a response, reads 
 sent there and nowhere else: any other worker would say that there is none.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 
 from prefixfleet.router.admission import admit
 from prefixfleet.router.background import response_url
@@ -52,33 +51,25 @@ class _Wish:
 _GO_ON = _Wish("previous", ("ready",), PreviousNotFound, PREVIOUS)
 _READ, _CANCEL = _Wish("retrieve", EXAMINED), _Wish("cancel", EXAMINED)
 
-PassOn = Callable[[Answer, Client, Mapping[str, str]], Awaitable[bytes]]
 
-
-def pass_noting(
-    passage: Passage, worker: Worker, first_token: Callable[[], None], charge: Charge
-) -> PassOn:
-    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come, in
-    the ``charge`` too of what goes on behind it, and ``first_token`` called when the first one of a
-    stream has."""
-    return partial(_pass_noting, passage, worker, first_token, charge)
-
-
-async def _pass_noting(
+async def pass_noting(
     passage: Passage,
     worker: Worker,
     first_token: Callable[[], None],
     charge: Charge,
     answer: Answer,
-    client: Client,
     ours: Mapping[str, str],
 ) -> bytes:
+    """`pass_on` for answers that ``worker`` may keep: their id is noted as soon as it has come, in
+    the ``charge`` too of what goes on behind it, and ``first_token`` called when the first one of a
+    stream has."""
+    router, tenant, client = passage.router, passage.key.tenant, passage.client
+    broke_off = router.metrics.broken_streams.inc
     if answer.status != 200:
-        return await pass_on(answer, client, ours)
+        return await pass_on(answer, client, ours, broke_off)
     hearers: list[Hearer] = [FirstToken(first_token)] if answer.is_event_stream else []
     if passage.body.get("store", bool) is False:
-        return await pass_on(overheard(answer, hearers), client, ours)
-    router, tenant = passage.router, passage.key.tenant
+        return await pass_on(overheard(answer, hearers), client, ours, broke_off)
 
     def note(response: str) -> None:
         router.keepers.note(tenant, response, worker.name)
@@ -87,7 +78,7 @@ async def _pass_noting(
 
     ear = Ear(answer.is_event_stream, note)
     try:
-        return await pass_on(overheard(answer, [ear, *hearers]), client, ours)
+        return await pass_on(overheard(answer, [ear, *hearers]), client, ours, broke_off)
     finally:
         if not ear.done:
             router.metrics.unread_response_ids.inc()
@@ -101,7 +92,7 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
         ResponseUnavailable: its worker gets no requests now, or cannot be looked up.
         BadRequest: the request names its own response, where tenants are told apart.
     """
-    if router.keys.path is not None and body.is_set(CHOSEN):
+    if router.files.keys.path is not None and body.is_set(CHOSEN):
         # the id is all that an engine knows of who may read a response: another tenant's could
         # be named, and be read or overwritten
         raise BadRequest(f"{CHOSEN}: with API keys the engine names responses", param=CHOSEN)
@@ -119,10 +110,11 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
     return serving
 
 
-def keeper_failed(worker: Worker, reason: str) -> ResponseUnavailable:
+def keeper_failed(worker: Worker, loss: WorkerLost) -> ResponseUnavailable:
     """The refusal of a request that went to the one worker that keeps a response."""
     return ResponseUnavailable(
-        f"worker {worker.name}, which alone keeps the response, failed: {reason}", retry_after_s=1.0
+        f"worker {worker.name}, which alone keeps the response, failed: {loss}",
+        retry_after_s=loss.retry_after_s,
     )
 
 
@@ -144,7 +136,7 @@ async def serve_stored(router: Router, client: Client, response: str, method: st
             if loss.reason != "status":
                 router.traffic.failed(worker.name)
                 router.roster.lost(worker.name, str(loss))
-            raise keeper_failed(worker, str(loss)) from loss
+            raise keeper_failed(worker, loss) from loss
     finally:
         router.limits.leave(key)
 
@@ -165,7 +157,7 @@ async def _exchange(
             headers = AnswerHeaders(ours, answer.head.passing, answer.content_length)
             client.answer(answer.status, headers, b"")
         else:
-            await pass_on(answer, client, ours)
+            await pass_on(answer, client, ours, router.metrics.broken_streams.inc)
     finally:
         answer.release()
     return answer.status

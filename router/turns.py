@@ -1,7 +1,7 @@
 """The router's queue at work: a request waits here for its turn, then it is bound to a worker.
 
-`waiting` decides who goes next; this file knows when to ask: a request came, a prefill ended, or
-the time has come at which a worker should be free by the estimates.
+`waiting` decides who goes next, `eligible` where; this file knows when to ask: a request came, a
+prefill ended, or the time has come at which a worker should be free by the estimates.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from prefixfleet.router.book import Book
 from prefixfleet.router.charge import Load
 from prefixfleet.router.decision import Decision
 from prefixfleet.router.dispatch import Chains, Dispatched, Dispatcher
+from prefixfleet.router.eligible import Eligible
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import ANYBODY, Key
 from prefixfleet.router.prompt import Prompt
 from prefixfleet.router.shares import Shares
-from prefixfleet.router.token_times import TokenTimes
 from prefixfleet.router.turn import Turn
 from prefixfleet.router.waiting import expected_wait, next_by_wish, next_to_go
 from prefixfleet.router.worker import Worker
@@ -49,27 +49,20 @@ class Turns:
     def __init__(
         self,
         dispatcher: Dispatcher,
+        eligible: Eligible,
         book: Book,
         slos: Slos,
         clock: Callable[[], float],
-        token_times: TokenTimes,
-        is_open: Callable[[str], bool] = lambda worker: True,
-        decided: Callable[[float], object] = lambda seconds: None,
         at_once: bool = False,
     ) -> None:
-        """``is_open`` says whether a worker still gets requests: one may be drained meanwhile.
-        ``decided`` is told how long each decision took. ``at_once``: nobody waits here, for a
-        policy that judges by what workers have in their own queues."""
+        """``at_once``: nobody waits here, for a policy that judges by what workers have in their
+        own queues."""
         self._dispatcher = dispatcher
+        self._eligible = eligible
         self._book = book
         self._slos = slos
-        self._token_times = token_times
         self._clock = clock
-        self._is_open = is_open
-        self._decided = decided
         self._at_once = at_once
-        self.shunned: frozenset[str] = frozenset()
-        """Workers that get nothing while others can."""
         self._queue: list[Turn] = []
         self._shares = Shares()
         self._timer: asyncio.TimerHandle | None = None
@@ -110,7 +103,7 @@ class Turns:
                 tokens would follow each other too slowly on every worker.
         """
         tbt_slo_s = key.tbt_slo_s or self._slos.tbt_s
-        decision, workers = self._decide_in_pace(prompt, chains, workers, tbt_slo_s)
+        decision, workers = self._eligible.best_in_pace(prompt, chains, workers, tbt_slo_s)
         slo_s = key.ttft_slo_s or self._slos.ttft_s
         limit_s = min(slo_s, deadline_s) or slo_s or deadline_s  # 0: no such limit
         self._refuse_if_late(decision, workers, arrived_s, limit_s)
@@ -118,27 +111,21 @@ class Turns:
             # Whoever called charges the worker before anybody else can look at it: no await between
             return self._dispatcher.bind(request, decision, chains, workers)
         turn = Turn(
-            arrived_s,
-            prompt.tokens,
-            decision.prefill_s,
-            request,
-            prompt,
-            chains,
-            workers,
-            key.weight,
-            more,
-            tenant=key.tenant,
-            priority=key.priority,
-            wish=decision.worker,
-        )
-        self._shares.arrives(key.tenant)
+            arrived_s, prompt.tokens, decision.prefill_s, request, prompt, chains, workers,
+            key.weight, more, tenant=key.tenant, priority=key.priority, wish=decision.worker,
+        )  # fmt: skip
+        return await self._in_its_turn(turn, limit_s)
+
+    async def _in_its_turn(self, turn: Turn, limit_s: float) -> Dispatched:
+        """Wait in the queue, within the limit. Raises `TooBusy`."""
+        self._shares.arrives(turn.tenant)
         self._queue.append(turn)
         try:
             self.look()
-            async with asyncio.timeout(self._left_s(arrived_s, limit_s)):
+            async with asyncio.timeout(self._left_s(turn.arrived_s, limit_s)):
                 return await turn.go
         except TimeoutError:
-            raise _too_late(self._clock() - arrived_s, limit_s) from None
+            raise _too_late(self._clock() - turn.arrived_s, limit_s) from None
         finally:
             if turn in self._queue:
                 self._queue.remove(turn)
@@ -186,52 +173,7 @@ class Turns:
         return found or next_by_wish(queue, now, decide, is_free, shares)
 
     def _decide(self, turn: Turn) -> Decision:
-        return self._best(turn.prompt, turn.chains, turn.workers)
-
-    def _open(self, workers: Sequence[Worker]) -> Sequence[Worker]:
-        """Those that still get requests, and compute them; all if none of them does."""
-        left = [worker for worker in workers if self._is_open(worker.name)] or workers
-        if self.shunned:
-            left = [worker for worker in left if worker.name not in self.shunned] or left
-        return left
-
-    def _best(self, prompt: Prompt, chains: Chains, workers: Sequence[Worker]) -> Decision:
-        """Of those that get requests: one may have been drained since they were read."""
-        began_s = self._clock()
-        decision = self._dispatcher.decide(prompt, chains, workers)
-        name = decision.worker
-        if len(workers) > 1 and (name in self.shunned or not self._is_open(name)):
-            decision = self._dispatcher.decide(prompt, chains, self._open(workers))
-        self._decided(self._clock() - began_s)
-        return decision
-
-    def _decide_in_pace(
-        self, prompt: Prompt, chains: Chains, workers: Sequence[Worker], slo_s: float
-    ) -> tuple[Decision, Sequence[Worker]]:
-        """The best among the workers whose tokens will come fast enough, and those workers.
-
-        Judged at the moment at which this prefill would end (Mooncake, arXiv 2407.00079, 7): the
-        decodes of now will partly have ended by then, and those of the prefills before it begun.
-        """
-        slowest_s = 0.0
-        workers = self._open(workers) if slo_s else workers
-        while workers:
-            decision = self._best(prompt, chains, workers)
-            pace_s = self._pace_s(decision, prompt.outputs) if slo_s else 0.0
-            if pace_s <= slo_s:
-                return decision, workers
-            slowest_s = max(slowest_s, pace_s)
-            workers = [worker for worker in workers if worker.name != decision.worker]
-        raise TooBusy(
-            f"a token would come every {slowest_s:.3f} s, the limit is {slo_s:.3f} s",
-            retry_after_s=max(1.0, self._book.decode_s),
-        )
-
-    def _pace_s(self, decision: Decision, outputs: int) -> float:
-        """Seconds between tokens on the chosen worker when this request begins to decode."""
-        at_s = self._clock() + decision.total_s
-        sequences = self._book.sequences_at(decision.worker, at_s) + outputs
-        return self._token_times.seconds(decision.worker, sequences)
+        return self._eligible.best(turn.prompt, turn.chains, turn.workers)
 
     def _able(self) -> set[Turn]:
         """Those that could go somewhere: under load that is nobody at most looks, and a decision
@@ -274,6 +216,6 @@ class Turns:
 
 def _too_late(total_s: float, limit_s: float) -> TooBusy:
     return TooBusy(
-        f"the first token would come after {total_s:.1f} s, the limit is {limit_s:.1f} s",
+        f"the first token would come after {total_s:.3f} s, the limit is {limit_s:.3f} s",
         retry_after_s=max(1.0, total_s - limit_s),
     )

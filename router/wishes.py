@@ -12,11 +12,12 @@ import aiohttp
 import msgspec
 
 from prefixfleet.router.metrics import Metrics
+from prefixfleet.router.on_the_way import OnTheWay
 from prefixfleet.store.keep import KEEP_PATH, Keep, encode_keep, keep_key
 from prefixfleet.store.prefetch import SIGNATURE_HEADER, sign
 from prefixfleet.store.records import NodeRecord
 
-MAX_ON_THE_WAY = 256
+MAX_TO_A_NODE = 32  # on the way at once, of those that nobody waits for
 MAX_AT_ONCE = 32
 TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
@@ -45,16 +46,12 @@ class Wishes:
         self._key = keep_key(secret)
         self._records = records
         self._metrics = metrics
-        self._tasks: set[asyncio.Task[dict[str, Told]]] = set()
+        self._on_the_way = OnTheWay(MAX_TO_A_NODE)
 
     def send(self, node: str, wish: Keep) -> None:
         """Like `ask`, and nobody waits for the answer. A bounded number is on its way at once."""
-        if len(self._tasks) >= MAX_ON_THE_WAY:
+        if not self._on_the_way.start(node, lambda: self.ask([node], wish)):
             self._metrics.wishes.labels("dropped").inc()
-            return
-        task = asyncio.create_task(self.ask([node], wish))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def ask(self, nodes: Iterable[str], wish: Keep) -> dict[str, Told]:
         """What each of ``nodes`` says to the wish; one that cannot be asked says why."""
@@ -65,9 +62,7 @@ class Wishes:
 
     async def close(self) -> None:
         """Give up what is on its way."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._on_the_way.close()
 
     async def _ask(self, node: str, body: bytes, places: asyncio.Semaphore) -> Told:
         record = self._records().get(node)

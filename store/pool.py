@@ -113,6 +113,10 @@ class SlotPool(EvictableBlocks):
                 self._review(parent)
             self._commit(slot)
 
+    def may_follow(self, parent: BlockHash) -> bool:
+        """Whether new blocks may come after ``parent``, empty at the root."""
+        return parent == b"" or self._table.may_be_followed(self._table.find(parent))
+
     def knows(self, block: BlockHash) -> bool:
         """Whether the block is here in any way: being written, resident or on its way out."""
         return self._table.find(block) != NO_SLOT

@@ -1,7 +1,8 @@
 """The prefix index in Redis: segments of blocks as hashes of node bitmaps, leases by Redis's time.
 
-All decisions are in `redis_index.lua`, one atomic call each; this is its caller. Replies are
-checked by `redis_replies`: what no sound server sends is `IndexUnavailable`, never a match.
+All decisions are in `redis_index.lua`, one atomic call each; this is its caller. What is read
+without it is in `redis_reads`. Replies are checked by `redis_replies`: what no sound server sends
+is `IndexUnavailable`, never a match.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ from prefixfleet.store.errors import ConfigError, Fenced, IndexUnavailable
 from prefixfleet.store.index import IndexEvent, Membership, Snapshot, StreamGap
 from prefixfleet.store.records import NodeRecord
 from prefixfleet.store.redis_functions import Argument, RedisFunctions, Reply
+from prefixfleet.store.redis_reads import is_ahead, read_events, read_holders
 from prefixfleet.store.redis_replies import Position, Segments, sound
 
 log = logging.getLogger(__name__)
@@ -24,9 +26,6 @@ MATCH_BLOCKS = 8 * SEGMENT_BLOCKS
 SWEEP_STEPS = 8
 """Bounded steps of the sweep that follow a renewal."""
 SNAPSHOT_LIMIT_S = 60.0
-PAGE_FIELDS = 1000
-FOLLOW_BLOCK_S = 1.0
-READ_EVENTS = 64
 
 
 class RedisIndex:
@@ -140,7 +139,7 @@ class RedisIndex:
             async with asyncio.timeout(SNAPSHOT_LIMIT_S):
                 position, found = await self._state()
                 members = tuple(member for member, _ in found)
-                holders = await self._holders(sum(1 << m.slot for m in members))
+                holders = await read_holders(self._functions, sum(1 << m.slot for m in members))
         except TimeoutError as error:
             raise IndexUnavailable(f"no snapshot within {SNAPSHOT_LIMIT_S} s") from error
         return Snapshot(members, holders, redis_replies.format_position(position))
@@ -155,13 +154,13 @@ class RedisIndex:
             raise StreamGap(f"cursor {cursor!r} is none of ours") from error
         was_ahead = False
         while True:
-            entries = await self._read_events(position)
+            entries = await read_events(self._functions, position)
             if self._functions.moves != self._followed_at:
                 raise StreamGap("the index moved to another server")
             for entry_id, event in entries:
                 position = redis_replies.advance(position, entry_id)
                 yield event
-            ahead = not entries and await self._is_ahead(position)
+            ahead = not entries and await is_ahead(self._functions, position)
             if ahead and was_ahead:
                 raise StreamGap(f"events after {position} are gone")
             was_ahead = ahead
@@ -212,55 +211,3 @@ class RedisIndex:
     def _ignore(self, who: object, why: Exception) -> None:
         self.corrupt_records += 1
         log.warning("record of node %r in the index ignored: %s", who, why)
-
-    async def _holders(self, live: int) -> dict[bytes, int]:
-        prefix = self._functions.prefix
-        holders: dict[bytes, int] = {}
-        cursor = b"0"
-        while True:
-            reply = await self._functions.command("SSCAN", prefix + b"heads", cursor, "COUNT", 64)
-            with sound("SSCAN"):
-                cursor, heads = reply
-                pages = [(prefix + b"s:" + head, b"0") for head in heads]
-            while pages:
-                replies = await self._functions.commands(
-                    ("HSCAN", key, at, "COUNT", PAGE_FIELDS) for key, at in pages
-                )
-                with sound("HSCAN"):
-                    for _, fields in replies:
-                        redis_replies.add_holders(holders, fields, live)
-                    places = zip(pages, replies, strict=True)
-                    pages = [(key, at) for (key, _), (at, _) in places if at != b"0"]
-            if cursor == b"0":
-                return holders
-
-    async def _read_events(self, position: Position) -> list[tuple[bytes, IndexEvent]]:
-        reply = await self._functions.command(
-            *("XREAD", "COUNT", READ_EVENTS, "BLOCK", int(FOLLOW_BLOCK_S * 1000)),
-            *(
-                "STREAMS",
-                self._functions.prefix + b"events",
-                redis_replies.format_position(position),
-            ),
-            timeout_s=FOLLOW_BLOCK_S + self._functions.timeout_s,
-        )
-        try:
-            return (
-                []
-                if reply is None
-                else [(i, redis_replies.as_event(entry)) for i, entry in reply[0][1]]
-            )
-        except redis_replies.UNSOUND as error:
-            raise StreamGap(f"the event stream holds what is none of ours: {error}") from error
-
-    async def _is_ahead(self, position: Position) -> bool:
-        """Whether the server has events after ``position``. Raises `StreamGap` if it lost ours."""
-        key = self._functions.prefix + b"meta"
-        reply = await self._functions.command("HMGET", key, "generation", "events")
-        with sound("HMGET"):
-            generation, number = (int(value or 0) for value in reply)
-        if position[0] not in (0, generation):
-            raise StreamGap(f"the index began anew: generation {generation}, not {position[0]}")
-        if position[0] and number < position[1]:
-            raise StreamGap(f"the server has {number} events, we have read {position[1]}")
-        return number > position[1]

@@ -37,7 +37,7 @@ class Holding(Generic[Name]):
 
 @dataclass(frozen=True, slots=True)
 class Move(Generic[Name]):
-    """One slab that changes hands. ``due``: the taker has less than its floor."""
+    """One slab that changes hands. ``due``: its giver ends, or its taker is below its floor."""
 
     giver: Name
     taker: Name
@@ -66,7 +66,7 @@ def next_move(holdings: Sequence[Holding[Name]]) -> Move[Name] | None:
     giver = max(able, key=lambda h: (h.ends, not h.engines, h.idle_s, h.slabs), default=None)
     if giver is None or not (below or _is_older(giver, taker)):
         return None
-    return Move(giver.name, taker.name, due=bool(below))
+    return Move(giver.name, taker.name, due=bool(below) or giver.ends)
 
 
 def _taker(

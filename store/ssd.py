@@ -2,14 +2,14 @@
 `SlotFiles`.
 
 The tier never waits for a disk on the event loop, and never takes the node down: a full or failing
-disk stops the writes for a while, says why in `stats`, and everything that cannot be read is a
-miss. What it says it holds, it verifies when it is read.
+disk stops the writes for a while (`WriteGate`, told in `stats`), and everything that cannot be read
+is a miss. What it says it holds, it verifies when it is read.
 """
 
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,16 +24,9 @@ from prefixfleet.store.holds import Reservation, Victims
 from prefixfleet.store.pool import SlotPool
 from prefixfleet.store.tier_space import BATCH_BLOCKS, TierSpace
 from prefixfleet.store.wear import WearBudget
+from prefixfleet.store.write_gate import WriteGate
 
 log = logging.getLogger(__name__)
-
-RETRY_S = 60.0
-"""Seconds without writes after the disk failed."""
-
-WORN = (
-    "disk: the wear budget is used up, blocks leave memory unwritten until it fills again; set "
-    "PREFIXFLEET_NODE_SSD_WRITE_BYTES_PER_DAY higher if the disk may take more"
-)
 
 COUNTERS = (
     "written_blocks",
@@ -70,6 +63,7 @@ class SsdTier:
     """Owned by the node daemon's event loop. `open` recovers, `close` closes its files; whoever
     calls them holds the turn of the disk's space, where others write to it.
 
+    ``pool`` has the books: others ask it, and change nothing. ``gate`` says whether it writes.
     ``leaving`` is awaited with the blocks that leave the disk, before their slots are used again.
     """
 
@@ -85,23 +79,21 @@ class SsdTier:
     ) -> None:
         self._files = files
         self._namespace = namespace
-        self._pool = SlotPool(files.num_slots, order, clock, absent=True)
+        self.pool = SlotPool(files.num_slots, order, clock, absent=True)
         self._disk = disk
         self._budget = disk.budget
         self._threads = disk.threads
         self.space = TierSpace(
             namespace,
             files,
-            self._pool,
+            self.pool,
             space=disk.space,
             threads=disk.threads,
             leave=self._evict,
             clock=clock,
         )
+        self.gate = WriteGate(disk.budget, clock)
         self._leaving = leaving
-        self._clock = clock
-        self._degraded = ""
-        self._retry_at = 0.0
         self._counts: Counter[str] = Counter()
 
     async def open(self) -> int:
@@ -113,7 +105,7 @@ class SsdTier:
             self._threads.close_later(self._files)
             raise
         self.space.recovered()
-        self._pool.restore((e.slot, e.block, e.parent) for e in found)
+        self.pool.restore((e.slot, e.block, e.parent) for e in found)
         self._disk.space.holders[self._namespace] = self.space
         return len(found)
 
@@ -123,48 +115,20 @@ class SsdTier:
 
     async def retire(self) -> None:
         """All blocks leave the index, and stay on the disk for who opens it again."""
-        while (victims := self._pool.choose_victims(BATCH_BLOCKS)).hashes:
+        while (victims := self.pool.choose_victims(BATCH_BLOCKS)).hashes:
             try:
                 await self._leaving(victims.hashes)
             finally:
-                self._pool.free(victims)
-
-    def match(self, chain: Sequence[BlockHash]) -> int:
-        """Number of leading blocks of ``chain`` that are on disk."""
-        return self._pool.match(chain)
+                self.pool.free(victims)
 
     def holds(self, block: BlockHash) -> bool:
         """Whether this block is on disk."""
-        return self._pool.match([block]) == 1
-
-    def chain_to(self, block: BlockHash) -> list[BlockHash]:
-        """The blocks on disk from the chain's root to ``block``; none if it is not here."""
-        return self._pool.chain_to(block)
-
-    def segments_of(self, hashes: Iterable[BlockHash]) -> dict[BlockHash, list[BlockHash]]:
-        """See `SlotPool.segments_of`."""
-        return self._pool.segments_of(hashes)
-
-    def resident(self) -> Iterator[tuple[BlockHash, BlockHash]]:
-        """Every block with its segment's head, parents first."""
-        return self._pool.resident()
+        return self.pool.match([block]) == 1
 
     @property
     def roomy(self) -> bool:
         """Whether there is room without eviction, and at least half of the wear budget is left."""
         return self.space.roomy and self._budget.left >= 0.5
-
-    @property
-    def degraded(self) -> str:
-        """Why not everything is written, empty if it is."""
-        if not self.accepts:
-            return self._degraded
-        return WORN if self._budget.used_up else ""
-
-    @property
-    def accepts(self) -> bool:
-        """Whether writes are tried now; False for a while after the disk failed."""
-        return not self._degraded or self._clock() >= self._retry_at
 
     async def store(self, writes: Sequence[DiskWrite]) -> list[BlockHash]:
         """Write these blocks, a parent before its children; returns those that are committed.
@@ -172,11 +136,11 @@ class SsdTier:
         Fewer come back when the parent is not on disk, the wear budget is used up, no slot can
         be had, or the disk fails.
         """
-        if not self.accepts:
+        if not self.gate.open:
             self._counts["refused_degraded"] += len(writes)
             return []
         writes = self._affordable(writes)
-        above = [self._pool.pin([w.parent], used=False) for w in writes if w.parent]
+        above = [self.pool.pin([w.parent], used=False) for w in writes if w.parent]
         try:
             await self._make_room(len(writes))
             return await self._write(self._reserve(writes))
@@ -187,7 +151,7 @@ class SsdTier:
     def _reserve(self, writes: Sequence[DiskWrite]) -> list[tuple[DiskWrite, Reservation]]:
         reserved: list[tuple[DiskWrite, Reservation]] = []
         for write in writes:
-            reservation = self._pool.reserve(write.parent, [write.block])
+            reservation = self.pool.reserve(write.parent, [write.block])
             if reservation.slots[0] < 0:
                 continue
             if not self._budget.take(self._files.layout.slot_bytes):  # another batch took it
@@ -199,10 +163,7 @@ class SsdTier:
 
     def _affordable(self, writes: Sequence[DiskWrite]) -> Sequence[DiskWrite]:
         """Before anything leaves the disk for them."""
-        used_up = self._budget.used_up
-        count = self._budget.affords(self._files.layout.slot_bytes, len(writes))
-        if count < len(writes) and not used_up:
-            log.warning("ssd tier: %s", WORN)
+        count = self.gate.affords(self._files.layout.slot_bytes, len(writes))
         self._counts["refused_wear"] += len(writes) - count
         return writes[:count]
 
@@ -211,7 +172,7 @@ class SsdTier:
 
         A block that cannot be read or is not what it should be leaves the tier.
         """
-        with self._pool.pin(hashes) as pin:
+        with self.pool.pin(hashes) as pin:
             reads = [
                 self._threads.read(self._files, self._namespace, slot, block, target)
                 for block, slot, target in zip(pin.hashes, pin.slots, targets, strict=False)
@@ -231,35 +192,29 @@ class SsdTier:
 
     async def drop(self, block: BlockHash) -> None:
         """This block, and all that follow it on the disk, leave the tier."""
-        await self._leave(self._pool.drop(block))
+        await self._leave(self.pool.drop(block))
 
     def stats(self) -> dict[str, Any]:
         """Figures for status: slots, bytes, counters, and why writes are stopped, if they are."""
-        counts = self._pool.counts()
+        counts = self.pool.counts()
         return {
-            "slots": self._pool.capacity,
+            "slots": self.pool.capacity,
             "bytes": self.space.held_bytes,
             "resident": counts.resident,
             "pinned": counts.pinned,
             "direct_io": self._files.direct,
-            "degraded": self.degraded,
+            "degraded": self.gate.degraded,
             "wear_left": self._budget.left,
             **dict.fromkeys(COUNTERS, 0),
             **self._counts,
         }
 
-    def check(self) -> None:
-        """Prove the books; see `SlotPool.check`."""
-        self._pool.check()
-
     async def _write(self, reserved: list[tuple[DiskWrite, Reservation]]) -> list[BlockHash]:
         if not reserved:
             return []
+        position = self.pool.position
         blocks = [
-            (
-                DiskBlock(r.slots[0], w.block, w.parent, self._pool.position(r.slots[0])),
-                w.slot,
-            )
+            (DiskBlock(r.slots[0], w.block, w.parent, position(r.slots[0])), w.slot)
             for w, r in reserved
         ]
         try:
@@ -269,26 +224,18 @@ class SsdTier:
                 reservation.abandon(write.block)
             if not isinstance(error, OSError):
                 raise
-            self._fail(error)
+            self._counts["write_error"] += 1
+            self.gate.failed(error)
             return []
-        if self._degraded:
-            log.warning("ssd tier: writing again after: %s", self._degraded)
-            self._degraded = ""
+        self.gate.wrote()
         done = [w.block for w, reservation in reserved if reservation.commit(w.block)]
         self._counts["written_blocks"] += len(done)
         self._counts["written_bytes"] += len(done) * self._files.layout.slot_bytes
         return done
 
-    def _fail(self, error: OSError) -> None:
-        self._counts["write_error"] += 1
-        self._retry_at = self._clock() + RETRY_S
-        if not self._degraded:
-            log.error("ssd tier: no writes for %g s: %s", RETRY_S, error)
-        self._degraded = f"disk: {error}"
-
     async def _make_room(self, count: int) -> None:
-        if self._pool.free_slots < count and (missing := await self.space.make_room(count)):
-            await self._evict(self._pool.choose_victims(missing))
+        if self.pool.free_slots < count and (missing := await self.space.make_room(count)):
+            await self._evict(self.pool.choose_victims(missing))
 
     async def _evict(self, victims: Victims) -> None:
         self._counts["evicted_blocks"] += len(victims.hashes)
@@ -300,4 +247,4 @@ class SsdTier:
                 self._files.forget(victims.slots)
                 await self._leaving(victims.hashes)
         finally:
-            self._pool.free(victims)
+            self.pool.free(victims)

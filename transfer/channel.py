@@ -230,13 +230,14 @@ class Channel:
 
     async def _beat(self) -> None:
         """Ask for a sign of life whenever the peer is silent; fail when none comes."""
-        slept_at = self._stream.heard_at  # this task may start late
+        slept_at = listens_since = self._stream.heard_at  # this task may start late
         while self._error is None:
             await asyncio.sleep(self._heartbeat_s)
             now = time.monotonic()
-            stalled = now - slept_at > 2 * self._heartbeat_s  # we were: the peer may have spoken
+            if now - slept_at > 2 * self._heartbeat_s:  # we stood still: it may have spoken, and
+                listens_since = now  # has as long as ever to answer what we ask it now
             silent_s = now - self._stream.heard_at
-            if silent_s > SILENCE_BEATS * self._heartbeat_s and not stalled:
+            if min(silent_s, now - listens_since) > SILENCE_BEATS * self._heartbeat_s:
                 self.fail(PeerLost(f"{self.node}: silent for {silent_s:.1f} s"))
             elif silent_s >= self._heartbeat_s / 2:
                 with contextlib.suppress(PullFailed, TimeoutError):  # `_receive` sees it too

@@ -19,8 +19,8 @@ from policy_grid import BLOCK_TOKENS, HARDWARE
 
 from prefixfleet.router.fleet_models import GB, LLAMA_70B
 from prefixfleet.router.policy import choose
-from prefixfleet.router.simulate import summarise
 from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_run import summarise
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.traces import Arrival, SharedBlocks
 

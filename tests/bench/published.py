@@ -20,8 +20,8 @@ from traces import CONVERSATION
 
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS
 from prefixfleet.router.policy_choice import POLICIES
-from prefixfleet.router.simulate import simulate
 from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_run import simulate
 from prefixfleet.router.traces import read_trace
 from prefixfleet.store.orders import new_order
 

@@ -32,8 +32,9 @@ from eventually import until
 
 from prefixfleet.router.__main__ import app_runner
 from prefixfleet.router.connection import Connection
-from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.core import Router
 from prefixfleet.router.examination import Examination
+from prefixfleet.router.fleet import Fleet
 from prefixfleet.router.garbage import look_seldom
 from prefixfleet.router.lane import LaneServer
 from prefixfleet.router.logs import BlockHandler

@@ -1,14 +1,12 @@
 """Fixtures of the connector's tests: engines without a model, on real daemons."""
 
 import pytest
-
-from prefixfleet.cluster import evictions
+from patience import be_patient
 
 
 @pytest.fixture(autouse=True)
-def room_that_is_waited_for(monkeypatch):
-    """On a busy machine a pool may need more than its second to have room: then it stores less."""
-    monkeypatch.setattr(evictions, "WAIT_S", 15.0)  # shorter than an engine waits for an answer
+def patient(monkeypatch):
+    be_patient(monkeypatch)
 
 
 @pytest.fixture

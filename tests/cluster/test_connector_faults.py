@@ -350,7 +350,8 @@ def test_a_source_that_is_gone_is_a_miss_with_a_reason(start, daemons):
 
 def plan_of(source, daemons, blocks):
     epoch = daemons.ask(source, lambda node: node.epoch)
-    return asdict(PullPlan(request="r1", source=source, source_epoch=epoch, blocks=blocks))
+    plan = PullPlan(request="r1", source=source, source_epoch=epoch, blocks=blocks, budget_s=20.0)
+    return asdict(plan)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class World:
         old = [bytes([200 + i]) * 16 for i in range(DISK_SLOTS)]
         self.put(old)
         await self.evict(DISK_SLOTS)
-        assert self.tier.match(old) == DISK_SLOTS
+        assert self.tier.pool.match(old) == DISK_SLOTS
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ async def world(tmp_path, clock):
     world = World(tier, clock)
     yield world
     world.pool.check()
-    tier.check()
+    tier.pool.check()
     assert world.pool.counts().pinned == 0
     await tier.close()
 
@@ -81,7 +81,7 @@ async def test_while_there_is_room_everything_is_kept(world):
 
     await world.evict(3)
 
-    assert world.tier.match(UNUSED) == 3
+    assert world.tier.pool.match(UNUSED) == 3
 
 
 async def test_a_full_disk_takes_what_was_used_and_nothing_else(world):
@@ -92,7 +92,7 @@ async def test_a_full_disk_takes_what_was_used_and_nothing_else(world):
 
     await world.evict(6)
 
-    assert (world.tier.match(USED), world.tier.match(UNUSED)) == (3, 0)
+    assert (world.tier.pool.match(USED), world.tier.pool.match(UNUSED)) == (3, 0)
     assert world.demotion.not_worth == 3
 
 
@@ -103,7 +103,7 @@ async def test_a_full_disk_is_not_written_for_what_another_node_holds(world):
 
     await world.evict(3, elsewhere=USED)
 
-    assert world.tier.match(USED) == 0
+    assert world.tier.pool.match(USED) == 0
 
 
 async def test_what_left_before_its_parents_is_written_though_they_leave_before_its_turn(world):
@@ -114,8 +114,8 @@ async def test_what_left_before_its_parents_is_written_though_they_leave_before_
     # each chooses before the first write has ended: the leaf waits, then what lies before it
     await asyncio.gather(world.evict(1), world.evict(1), world.evict(2))
 
-    assert world.tier.match([other]) == 1
-    assert world.tier.match(UNUSED) == len(UNUSED)
+    assert world.tier.pool.match([other]) == 1
+    assert world.tier.pool.match(UNUSED) == len(UNUSED)
     assert world.pool.free_slots == SLOTS
 
 
@@ -129,7 +129,7 @@ async def test_what_is_written_with_what_left_before_it_is_not_withdrawn_meanwhi
 
     await asyncio.gather(world.evict(1), world.evict(1), world.evict(2, elsewhere=USED[:2]))
 
-    assert world.tier.match(USED) == len(USED)
+    assert world.tier.pool.match(USED) == len(USED)
     assert world.withdrawn.isdisjoint(USED)
 
 
@@ -141,5 +141,5 @@ async def test_what_lies_before_a_last_copy_is_written_with_it(world):
 
     await world.evict(1, elsewhere=USED[:2])
 
-    assert world.tier.match(USED) == 3
+    assert world.tier.pool.match(USED) == 3
     assert world.pool.match(USED) == 2

@@ -135,7 +135,7 @@ def test_pages_that_left_memory_come_back_from_the_nodes_disk(daemons, tmp_path)
 
     def has_left(node):
         cache = pool_of(node).cache
-        return cache.pool.match(chain[8:]) == 0 and cache.tier.match(chain) == 16
+        return cache.pool.match(chain[8:]) == 0 and cache.tier.pool.match(chain) == 16
 
     for number in range(200):
         if daemons.ask("a", has_left):

@@ -8,8 +8,10 @@ import pytest
 from eventually import until
 from node_rig import PlainEngine, fresh_chain, payload_of, pool_of, running_node, settings_of
 
-from prefixfleet.cluster import demotion
+from prefixfleet.cluster import demotion, evictions
+from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.node_stats import render_metrics
+from prefixfleet.store import watermark
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.records import PullPlan
 from prefixfleet.store.redis_index import RedisIndex
@@ -75,7 +77,7 @@ async def matched(index, chain, expected):
 
 
 def on_disk(daemon, chain):
-    return pool_of(daemon).cache.tier.match(chain)
+    return pool_of(daemon).cache.tier.pool.match(chain)
 
 
 async def check(engine, chain, request="r"):
@@ -117,6 +119,70 @@ def slow_disk(monkeypatch):
     monkeypatch.setattr(SlotFiles, "write", wait)
     yield gate
     gate.set()
+
+
+async def test_a_prompt_gets_the_room_of_what_is_leaving_already(
+    index, settings, slow_disk, monkeypatch
+):
+    monkeypatch.setattr(evictions, "WAIT_S", 50.0)  # shorter than the engine waits
+    prompt, asked = fresh_chain(60), asyncio.Event()
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(fresh_chain(POOL_SLOTS - 8))
+        cache = pool_of(daemon).cache
+        cache.evictions._evict(POOL_SLOTS - 8)
+        assert cache.pool.free_slots == 8
+        admit = cache.evictions.admit
+
+        async def admit_and_tell(missing, **how):
+            asked.set()
+            return await admit(missing, **how)
+
+        monkeypatch.setattr(cache.evictions, "admit", admit_and_tell)
+        storing = asyncio.create_task(engine.put(prompt))
+        await asked.wait()
+        slow_disk.set()
+
+        assert -1 not in await storing
+        assert await check(engine, prompt) == 60
+
+
+async def test_nothing_leaves_for_blocks_that_cannot_follow_what_is_not_here(
+    index, settings, monkeypatch
+):
+    monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # nor for the load
+    async with (
+        running_node(index, settings(eviction="lru")) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, [fresh_chain(POOL_SLOTS)])
+        evicted = daemon.snapshot()["cache"]["evicted_blocks"]
+        more = join_hashes(fresh_chain(60))
+
+        answer = await engine.ask("reserve", parent=bytes(16), hashes=more, rank=0)
+        assert set(answer["slots"]) == {-1}
+        assert not list(pool_of(daemon).host.pool.leaving())
+        assert daemon.snapshot()["cache"]["evicted_blocks"] == evicted
+
+
+async def test_a_disk_that_does_not_answer_is_not_waited_for_by_each_prompt(
+    index, settings, slow_disk, monkeypatch
+):
+    monkeypatch.setattr(evictions, "WAIT_S", 600.0)
+    async with (
+        running_node(index, settings()) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await engine.put(fresh_chain(POOL_SLOTS - 8))
+        pool_of(daemon).cache.evictions._evict(POOL_SLOTS - 8)
+        monkeypatch.setattr(demotion, "STALLED_S", 0.0)
+        await until(lambda: pool_of(daemon).cache.disk_numbers()["degraded"])
+
+        slots = await engine.put(fresh_chain(60))
+        assert slots.count(-1) == 52
+        slow_disk.set()
 
 
 async def test_what_is_on_its_way_to_disk_when_the_node_joins_anew_is_published(

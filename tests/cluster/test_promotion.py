@@ -136,11 +136,11 @@ async def test_a_short_read_does_not_wait_for_the_end_of_a_long_one(world):
 async def test_a_spoiled_block_ends_the_read_before_it(world):
     world.files.open()
     at = BATCH_BLOCKS + 3
-    with world.tier._pool.pin(LONG) as pin:
+    with world.tier.pool.pin(LONG) as pin:
         slot = pin.slots[at]
     world.files._bucket(0).write_slots(slot, [memoryview(mmap.mmap(-1, LAYOUT.slot_bytes))])
 
     await world.bring(LONG)
 
     assert world.check(LONG) == at
-    assert world.tier.match(LONG) == at
+    assert world.tier.pool.match(LONG) == at

@@ -67,7 +67,7 @@ async def at_rest(daemon):
 
 def on_disk(daemon, engine, chains):
     tier = daemon._opener.pools[engine.welcome["namespace_digest"]].cache.tier
-    return [tier.match(chain) for chain in chains]
+    return [tier.pool.match(chain) for chain in chains]
 
 
 async def names(index, chains, expected):
@@ -142,7 +142,7 @@ async def test_one_cap_holds_for_the_sum_and_what_comes_back_is_right(
                     for chain in chains[engine]:
                         await found(engine, chain, fill)
         for pool in daemon._opener.pools.values():
-            pool.cache.tier.check()
+            pool.cache.tier.pool.check()
         snapshot = daemon.snapshot()
         assert written  # on a full disk, who is not asked for again gets no room
         assert snapshot["disk"]["cap_bytes"] == cap
@@ -198,12 +198,30 @@ async def test_a_smaller_cap_keeps_what_fits(index, settings, tmp_path, caplog):
     assert "PREFIXFLEET_NODE_SSD_BYTES" in caplog.text
 
 
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("cap", [9 << 20, 10 * CAP_BYTES])
+async def test_another_cap_keeps_what_lies_there(index, settings, tmp_path, cap, encrypted):
+    (tmp_path / "key").write_text("7f" * 32)
+    key = {"ssd_key_file": tmp_path / "key"} if encrypted else {}
+    async with running_node(index, settings(**key)) as daemon, engine_at(daemon, SMALL) as small:
+        mine = await demoted(daemon, small, 1, 1_500)
+        kept = on_disk(daemon, small, mine)
+        held = daemon.snapshot()["disk"]["held_bytes"]
+
+    other = settings(ssd_bytes=cap, **key)
+    async with running_node(index, other) as daemon, engine_at(daemon, SMALL) as small:
+        now, fits = on_disk(daemon, small, mine), min(1.0, cap / held)
+        # what stays of a chain is lost where what lies before it went
+        assert sum(now) >= (sum(kept) if fits == 1.0 else 0.5 * fits * sum(kept))
+        assert daemon.snapshot()["disk"]["held_bytes"] <= cap
+        await all_back(small, mine, 1, now)
+
+
 async def test_a_model_that_ends_leaves_its_files_and_an_era_leaves_none(
     index, settings, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(slab_mover, "ERA_S", 0.0)
-    monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
-    monkeypatch.setattr(slab_mover, "MAX_KINDS", 2)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
     async with running_node(index, settings()) as daemon, engine_at(daemon, LARGE) as large:
         async with engine_at(daemon, SMALL) as small:
             mine = await demoted(daemon, small, 1)

@@ -330,7 +330,7 @@ async def test_a_node_takes_a_bounded_number_of_namespaces(node):
             engine = await stack.enter_async_context(
                 PlainEngine.connected(socket, engine=str(number), namespace=changed)
             )
-        assert f"blocks of {MAX_KINDS} models" in engine.welcome["error"]
+        assert f"engines of {MAX_KINDS} models" in engine.welcome["error"]
         kinds = node.snapshot()["kinds"]
         await until(lambda: all(k["slabs"] for k in node.snapshot()["kinds"].values()))
         assert len(kinds) == MAX_KINDS

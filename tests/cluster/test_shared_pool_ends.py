@@ -11,26 +11,30 @@ from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
 from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
-from prefixfleet.cluster import slab_mover, writes
+from prefixfleet.cluster import sharing, slab_mover, writes
 from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.links import open_links
 from prefixfleet.cluster.node import NodeDaemon
 from prefixfleet.cluster.sharing import MAX_KINDS
 from prefixfleet.store import slab_shares, watermark
+from prefixfleet.store.errors import ProtocolError
 from prefixfleet.store.keep import Keep
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.namespace import in_era
-from prefixfleet.store.prefetch import prefetch_key
-from prefixfleet.store.records import NodeRecord
+from prefixfleet.store.prefetch import Prefetch, prefetch_key
+from prefixfleet.store.records import NodeRecord, PullPlan
 
 
 @pytest.fixture
-async def node(tmp_path_factory):
+def index():
+    return MemoryIndex(lease_s=60)
+
+
+@pytest.fixture
+async def node(index, tmp_path_factory):
     folder = tmp_path_factory.mktemp("n")
-    async with running_node(
-        MemoryIndex(lease_s=60), settings_of(folder, pool_bytes=POOL_BYTES)
-    ) as daemon:
+    async with running_node(index, settings_of(folder, pool_bytes=POOL_BYTES)) as daemon:
         yield daemon
         for pool in daemon._opener.pools.values():
             pool.host.pool.check()
@@ -51,6 +55,17 @@ def of_era(number):
 
 def model(number):
     return SMALL | {"namespace": asdict(replace(NAMESPACE, weights=f"of model {number}"))}
+
+
+def of_update(number, update):
+    namespace = replace(NAMESPACE, weights=f"of model {number}", block_tokens=32 * update)
+    return SMALL | {"namespace": asdict(namespace)}
+
+
+async def held(index, chains, **expected):
+    return {
+        name: (await index.match(chain)).get("a", 0) for name, chain in chains.items()
+    } == expected
 
 
 async def test_an_engine_that_is_reset_for_ever_takes_one_place_and_strands_no_memory(
@@ -82,25 +97,120 @@ async def test_an_era_comes_again_after_it_ended(node, monkeypatch):
             await until(lambda: len(node.snapshot()["kinds"]) == 1)
 
 
-async def test_a_full_node_has_a_place_again_when_a_model_is_long_without_an_engine(
-    node, monkeypatch
+async def test_an_update_of_all_models_of_a_node_refuses_no_engine(node, monkeypatch):
+    """Twice, each time to namespaces of their own, and then back to the first ones."""
+    monkeypatch.setattr(slab_mover, "EMPTY_S", 30.0)
+    socket, first = node.settings.socket_path, set()
+    for update in (1, 2, 1):
+        async with AsyncExitStack() as stack:
+            engines = []
+            for number in range(MAX_KINDS):
+                connected = PlainEngine.connected(socket, **of_update(number, update))
+                engines.append(await stack.enter_async_context(connected))
+                assert "error" not in engines[-1].welcome
+            first = first or {engines[0].welcome["namespace_digest"]}
+            await until(lambda engines=engines: all(kind(node, e)["slabs"] for e in engines))
+            for engine in engines:
+                assert await stored(engine, fresh_chain(3)) == 3
+
+            # only the first one never goes
+            stay = {engine.welcome["namespace_digest"] for engine in engines} | first
+            await until(lambda stay=stay: node._opener.pools.keys() == stay)
+        await until(lambda: node.snapshot()["connections"] == 0)
+    assert node.snapshot()["counters"]["ended_kinds"] == 2 * MAX_KINDS - 1
+
+
+async def test_who_has_no_engine_for_longest_gives_its_place_and_wishes_go_last(
+    node, index, monkeypatch
 ):
+    monkeypatch.setattr(slab_mover, "EMPTY_S", 30.0)
+    socket, chains = node.settings.socket_path, {}
+    async with AsyncExitStack() as stack:
+        for number in range(MAX_KINDS - 2):
+            await stack.enter_async_context(PlainEngine.connected(socket, **model(number)))
+        async with PlainEngine.connected(socket, **model("away")) as away:
+            async with PlainEngine.connected(socket, **model("wished")) as wished:
+                for name, engine in (("away", away), ("wished", wished)):
+                    await until(lambda engine=engine: kind(node, engine)["slabs"])
+                    chains[name] = fresh_chain(3)
+                    assert await stored(engine, chains[name]) == 3
+                digest = wished.welcome["namespace_digest"]
+                node._keep(Keep(namespace=digest, chain=chains["wished"], ttl_s=3600.0))
+            await until(lambda: not kind(node, wished)["engines"])
+        await until(lambda: not kind(node, away)["engines"])
+        await until(lambda: held(index, chains, wished=3, away=3))
+
+        newer = await stack.enter_async_context(PlainEngine.connected(socket, **model("newer")))
+        await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS)
+        assert await held(index, chains, wished=3, away=0)
+        assert await stored(newer, fresh_chain(3)) == 3
+
+        await stack.enter_async_context(PlainEngine.connected(socket, **model("newest")))
+        await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS)
+        assert await held(index, chains, wished=0, away=0)
+        assert node.snapshot()["counters"]["ended_kinds"] == 2
+        assert node.snapshot()["counters"]["ended_wishes"] == 3
+
+
+async def test_what_a_peer_reads_holds_up_the_end_of_a_namespace_but_not_the_newcomer(node):
     socket = node.settings.socket_path
     async with AsyncExitStack() as stack:
         for number in range(MAX_KINDS - 1):
             await stack.enter_async_context(PlainEngine.connected(socket, **model(number)))
         async with PlainEngine.connected(socket, **model("away")) as away:
             await until(lambda: kind(node, away)["slabs"])
-            assert await stored(away, fresh_chain(3)) == 3
-        async with PlainEngine.connected(socket, **model("ninth")) as ninth:
-            assert f"blocks of {MAX_KINDS} models" in ninth.welcome["error"]
-        assert len(node.snapshot()["kinds"]) == MAX_KINDS
+            chain = fresh_chain(3)
+            assert await stored(away, chain) == 3
+        await until(lambda: not kind(node, away)["engines"])
+        pool = node._opener.pools[away.welcome["namespace_digest"]].host.pool
 
-        monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
-        await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS - 1)
-        async with PlainEngine.connected(socket, **model("ninth")) as ninth:
-            await until(lambda: kind(node, ninth)["slabs"])
-            assert await stored(ninth, fresh_chain(3)) == 3
+        with pool.pin(chain):
+            newer = await stack.enter_async_context(PlainEngine.connected(socket, **model("newer")))
+            await until(lambda: node._opener.mover.stuck)
+            assert kind(node, away)["ends"]
+            refuses_hints_and_wishes(node, away.welcome["namespace_digest"])
+            await until(lambda: kind(node, newer)["slabs"])
+            assert await stored(newer, fresh_chain(3)) == 3
+            assert pool.match(chain) == 3
+            async with PlainEngine.connected(socket, **model("away")) as back:
+                assert f"engines of {MAX_KINDS} models" in back.welcome["error"]
+
+
+def refuses_hints_and_wishes(node, digest):
+    """What it took would be lost with the namespace, and whoever asked would not hear of it."""
+    plan = PullPlan(request="r", source="b", source_epoch=1, blocks=1)
+    chain = tuple(fresh_chain(1))
+    with pytest.raises(ProtocolError, match="no engine of this namespace"):
+        node._prefetch(Prefetch(plan=plan, namespace=digest, chain=chain))
+    with pytest.raises(ProtocolError, match="no engine of this namespace"):
+        node._keep(Keep(namespace=digest, chain=chain, ttl_s=60.0))
+    counters, pool = node.snapshot()["counters"], node._opener.pools[digest]
+    assert (counters["refused_hints"], counters["refused_wishes"]) == (1, 1)
+    assert pool.cache.claims.waiting_hints == len(pool.cache.retention) == 0
+
+
+async def test_namespaces_that_cannot_go_are_bounded_in_number(node, monkeypatch):
+    monkeypatch.setattr(sharing, "MOST_POOLS", 3)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
+    socket, reading = node.settings.socket_path, []
+    async with AsyncExitStack() as stack:
+        for number in range(3):
+            async with PlainEngine.connected(socket, **model(number)) as engine:
+                await until(lambda engine=engine: kind(node, engine)["slabs"])
+                chain = fresh_chain(1)
+                assert await stored(engine, chain) == 1
+            pool = node._opener.pools[engine.welcome["namespace_digest"]].host.pool
+            reading.append(stack.enter_context(pool.pin(chain)))
+        async with PlainEngine.connected(socket, **model(3)) as engine:
+            assert "not gone yet; start it again" in engine.welcome["error"]
+
+        monkeypatch.setattr(slab_mover, "RETRY_S", 0.0)
+        node._opener.mover._stuck_s.clear()
+        for pin in reading:
+            pin.release()
+        await until(lambda: len(node.snapshot()["kinds"]) < 3)
+        async with PlainEngine.connected(socket, **model(3)) as engine:
+            assert "error" not in engine.welcome
 
 
 async def test_a_model_may_be_run_otherwise_once_no_engine_runs_it_as_before(node):
@@ -232,7 +342,7 @@ async def test_a_loop_that_began_with_an_engine_and_breaks_ends_the_daemon(tmp_p
         daemon = await stack.enter_async_context(lone_node(settings))
         waiting = asyncio.create_task(daemon.wait(asyncio.Event()))
         await stack.enter_async_context(PlainEngine.connected(settings.socket_path, **SMALL))
-        daemon._opener.mover._holding = lambda pool: 1 // 0
+        daemon._opener.mover._holdings = lambda: 1 // 0
         await until(waiting.done)
         with pytest.raises(ZeroDivisionError):
             waiting.result()

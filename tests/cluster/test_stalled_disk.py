@@ -16,6 +16,8 @@ from prefixfleet.cluster.disk_tiers import DiskTiers
 from prefixfleet.cluster.node_stats import NAME_DIGITS
 from prefixfleet.cluster.pool_host import Kind
 from prefixfleet.store import disk_threads
+from prefixfleet.store.errors import ProtocolError
+from prefixfleet.store.keep import Keep
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.slot import SlotLayout, seal
 from prefixfleet.store.ssd import DiskWrite
@@ -100,8 +102,7 @@ async def test_engines_connect_whatever_the_disk_does(node, by):
 
 async def test_an_engine_that_comes_while_its_namespace_ends_gets_a_new_pool(node, monkeypatch):
     monkeypatch.setattr(slab_mover, "LOOK_S", 0.05)
-    monkeypatch.setattr(slab_mover, "AWAY_S", 0.0)
-    monkeypatch.setattr(slab_mover, "MAX_KINDS", 2)
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
     socket = node.socket_path
     async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
         opener = daemon._opener
@@ -112,6 +113,8 @@ async def test_an_engine_that_comes_while_its_namespace_ends_gets_a_new_pool(nod
             again = PlainEngine.connected(socket, engine="large", **LARGE)
             async with hung(opener.disks, "turn"):
                 await until(lambda: opener._ending == digest)
+                with pytest.raises(ProtocolError, match="keep: no engine of this namespace"):
+                    daemon._keep(Keep(namespace=digest, chain=tuple(CHAIN), ttl_s=60.0))
                 coming = asyncio.create_task(again.__aenter__())
                 await until(lambda: len(opener._opening._waiters or ()) == 1)
             await coming
@@ -140,7 +143,7 @@ async def test_a_tier_that_is_not_opened_in_time_is_done_without_and_shows(
         assert disks.numbers()["held_bytes"] == held
 
     monkeypatch.setattr(disk_tiers, "OPEN_S", 30.0)
-    assert (await opened(disks)).match(CHAIN) == len(CHAIN)
+    assert (await opened(disks)).pool.match(CHAIN) == len(CHAIN)
     assert disks.faults == {}
 
 
@@ -190,4 +193,4 @@ async def test_a_namespace_ends_in_time_and_its_files_are_put_away_later(
     assert await tier.store([late]) == []  # it was on its way
     assert not await disks._shared.space.obtain(bytes(16), 1, list)
     assert (tmp_path / "a" / DIGEST.hex()).exists() == stays
-    assert (await opened(disks)).match(CHAIN) == (len(CHAIN) if stays else 0)
+    assert (await opened(disks)).pool.match(CHAIN) == (len(CHAIN) if stays else 0)

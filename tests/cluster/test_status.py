@@ -96,6 +96,7 @@ def test_namespaces_that_share_a_nodes_memory_are_shown():
         "bb" * 16: {
             "engines": 7,
             "slots": "many",
+            "ends": True,
             "found_blocks": 12,
             "disk": True,
             "disk_bytes": 3 << 29,
@@ -107,7 +108,7 @@ def test_namespaces_that_share_a_nodes_memory_are_shown():
     text = shown(FleetWish(), nodes=[node])
 
     assert re.search(r"aaaaaaaa .* x .* 100 .* 1.00 .* 50.0% .* no", text)
-    assert re.search(r"bbbbbbbb .* 12 .* 1.50", text)
+    assert re.search(r"bbbbbbbb .* none, ends .* 12 .* 1.50", text)
     assert "cccccccc" not in text
 
 

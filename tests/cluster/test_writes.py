@@ -56,6 +56,18 @@ def test_a_rank_that_asks_after_another_has_committed_still_gets_its_slots(pool,
     assert writes.commit(8, 1, chain) == chain
 
 
+def test_what_cannot_be_stored_is_not_asked_room_for(pool, clock):
+    """Another rank was told of it already, or what comes before it is not here."""
+    writes = Writes(pool, shards=2, clock=clock)
+    chain = blocks(*"abcdef")
+    assert writes.undecided(0, b"", chain) == chain
+
+    assert writes.reserve(7, 0, b"", chain).count(-1) == 2
+    assert writes.undecided(1, b"", chain) == []
+    assert writes.undecided(0, chain[4], chain[5:]) == []
+    assert writes.undecided(0, chain[3], chain[4:]) == chain[4:]
+
+
 def test_what_one_rank_was_refused_the_others_are_refused_too(pool, clock):
     writes = Writes(pool, shards=2, clock=clock)
     others = pool.reserve(b"", blocks("w", "x", "y"))

@@ -8,6 +8,7 @@ from dataclasses import asdict
 import pytest
 from daemons import Daemons
 from node_rig import NAMESPACE, PAYLOAD_BYTES, fresh_chain, pool_of
+from patience import be_patient
 
 from prefixfleet.cluster import cache_api
 from prefixfleet.cluster.cache_api import NodePrefixCache
@@ -16,6 +17,11 @@ from prefixfleet.store.records import PullPlan
 from prefixfleet.store.slot import SlotLayout
 
 WAIT_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch):
+    be_patient(monkeypatch)
 
 
 def payload_of(block):

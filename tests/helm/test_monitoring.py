@@ -1,8 +1,11 @@
 """Alerts and dashboard ask for metrics that exist, and every alert says what to do."""
 
+import ast
 import json
 import re
+from collections import Counter as CountOf
 from collections import defaultdict
+from pathlib import Path
 
 import promql_parser
 import pytest
@@ -12,6 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from prefixfleet.cluster.node_stats import render_metrics
+from prefixfleet.router import metrics
 from prefixfleet.router.metrics import Metrics
 
 RULES = yaml.safe_load((CHART / "dashboards/alerts.yaml").read_text())["groups"][0]["rules"]
@@ -34,6 +38,19 @@ def known():
         for sample in family.samples:
             found[sample.name] = set(sample.labels)
     return found
+
+
+def test_nobody_asks_for_a_metric_of_the_router_that_nobody_counts():
+    used = CountOf(
+        node.attr
+        for path in Path(metrics.__file__).parent.glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    )
+    ours = [n for n, m in vars(Metrics()).items() if isinstance(m, MetricWrapperBase)]
+
+    assert ours
+    assert [name for name in ours if not used[name]] == []
 
 
 def _node_snapshot():

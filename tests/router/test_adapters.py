@@ -143,15 +143,15 @@ async def test_adapters_come_and_go_without_another_examination(rig):
     router = await rig.start(engine)
     worker, examined = router.roster.ready("tiny")[0], len(engine.paths)
 
-    router.roster.take([engine.record(adapters={"sql": SQL, "law": LAW})])
+    await rig.lists(engine.record(adapters={"sql": SQL, "law": LAW}))
     sql, law = router.roster.ready("sql")[0], router.roster.ready("law")[0]
     assert await models(rig) == {"tiny": None, "sql": "tiny", "law": "tiny"}
-    router.roster.take([engine.record(adapters={"sql": SQL, "law": SQL})])
+    await rig.lists(engine.record(adapters={"sql": SQL, "law": SQL}))
 
     assert router.roster.ready("tiny")[0] is worker
     assert router.roster.ready("sql")[0] is sql
     assert router.roster.ready("law")[0] is not law
-    router.roster.take([engine.record()])
+    await rig.lists(engine.record())
     assert (await rig.post(model="sql"))[0] == 404
     assert (await rig.post(model="tiny"))[0] == 200
     assert len(engine.paths) == examined + 1
@@ -194,7 +194,7 @@ async def test_an_adapter_that_one_engine_unloaded_is_served_by_another_that_has
 async def test_an_adapter_whose_workers_are_all_drained_is_refused_at_once(rig):
     engines = await two(rig, worker_wait_s=0.3)
     await until(lambda: rig.router.roster._workers.is_whole)
-    rig.router.roster.take([engines[0].record(), engines[1].record(state="draining")])
+    await rig.lists(engines[0].record(), engines[1].record(state="draining"))
 
     status, _, body = await rig.post(model="sql")
 

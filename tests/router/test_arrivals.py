@@ -99,7 +99,7 @@ async def test_a_model_whose_workers_are_all_drained_is_not_waited_for(rig):
     """They stay so until somebody takes the order back: a wait would be for nothing."""
     engines = [await rig.engine("a"), await rig.engine("b")]
     router = await all_whole(rig, *engines)
-    router.roster.take([engine.record(state="draining") for engine in engines])
+    await rig.lists(*(engine.record(state="draining") for engine in engines))
 
     status, headers, body = await rig.post()
 
@@ -111,11 +111,11 @@ async def test_a_model_whose_workers_are_all_drained_is_not_waited_for(rig):
 
 async def test_a_drained_worker_that_is_taken_back_serves_again(rig):
     engine = await rig.engine()
-    router = await all_whole(rig, engine)
-    router.roster.take([engine.record(state="draining")])
+    await all_whole(rig, engine)
+    await rig.lists(engine.record(state="draining"))
     assert (await rig.post())[0] == 503
 
-    router.roster.take([engine.record()])
+    await rig.lists(engine.record())
 
     assert (await rig.post())[0] == 200
 
@@ -130,7 +130,7 @@ async def test_who_may_come_back_is_waited_for_beside_drained_ones(rig, other):
     elif other == "checking":
         await engine.stop()
         listed.append(engine.record())
-    router.roster.take(listed)
+    await rig.lists(*listed)
     if other == "checking":
         router.roster.lost("b", "it does not answer")
 
@@ -144,10 +144,10 @@ async def test_the_successor_of_a_worker_that_leaves_serves_who_waits(rig):
     router = await rig.start(engine, worker_wait_s=LONG_S)
     await until(lambda: router.roster.is_ready("a"))
     router.roster._workers._whole_s = 0.0
-    router.roster.take([engine.record(state="leaving")])
+    await rig.lists(engine.record(state="leaving"))
 
     asked = await post_once_waiting(rig)
-    router.roster.take([successor.record()])
+    await rig.lists(successor.record())
 
     assert (await asked)[0] == 200
     assert len(successor.seen) == 1

@@ -10,7 +10,8 @@ from playwright.async_api import expect
 from upstreams import SECRET
 
 from prefixfleet.router.__main__ import app_runner
-from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.core import Router
+from prefixfleet.router.fleet import Fleet
 from prefixfleet.router.settings import RouterSettings
 
 pytestmark = [

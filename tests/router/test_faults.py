@@ -1,6 +1,7 @@
 """Faults of workers, nodes and clients, each one reported by users of other routers."""
 
 import asyncio
+import contextlib
 import json
 import socket
 from types import SimpleNamespace
@@ -161,6 +162,25 @@ async def test_a_worker_that_says_unavailable_is_replaced(rig, status):
     assert len(bad.seen) == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "told"), [(["30", "17"], "17"), (["30"], "30"), ([""], "1"), (["a date"], "1")]
+)
+async def test_when_all_refuse_the_client_hears_when_to_come_back(rig, said, told):
+    def refusing(after):
+        async def behave(engine, request, asked):
+            return web.json_response({}, status=503, headers={"Retry-After": after})
+
+        return behave
+
+    names = "ab"[: len(said)]
+    pairs = zip(names, said, strict=True)
+    await rig.start(*[await rig.engine(name, behave=refusing(after)) for name, after in pairs])
+
+    status, headers, _ = await rig.post()
+
+    assert (status, headers["Retry-After"]) == (502, told)
+
+
 async def test_a_worker_that_dies_during_the_prefill_is_replaced(rig):
     async def dies(engine, request, asked):
         request.transport.abort()
@@ -209,6 +229,34 @@ async def test_a_worker_that_dies_in_a_stream_is_not_replaced_and_the_client_is_
     assert error["code"] == "upstream_failed"
     assert good.seen == []
     await until(lambda: router.book.workers() == [])
+    assert "prefixfleet_broken_streams_total 1.0" in router.metrics.render().decode()
+
+
+@pytest.mark.parametrize("headers", [{}, {"TE": "trailers"}], ids=["plain", "any"])
+async def test_a_client_of_messages_is_told_of_a_broken_stream_as_it_expects(rig, headers):
+    """Anthropic's clients pass over an event without a name that they know."""
+    event = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+
+    async def one_event_then_abort(engine, request, asked):
+        async def abort():
+            await until(lambda: read)
+            request.transport.abort()
+            await for_ever()
+
+        return await streaming(event, then=abort)(engine, request, asked)
+
+    await rig.start(await rig.engine(behave=one_event_then_abort))
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    read = b""
+    async with rig.client.post("/v1/messages", json=asked, headers=headers) as response:
+        with contextlib.suppress(aiohttp.ClientPayloadError):
+            while part := await response.content.readany():
+                read += part
+
+    told = read.removeprefix(event)
+    assert told.startswith(b"event: error\ndata: ")
+    error = json.loads(told.removeprefix(b"event: error\ndata: "))
+    assert (error["type"], error["error"]["type"]) == ("error", "api_error")
 
 
 async def test_a_whole_answer_that_breaks_off_is_asked_of_another_worker(rig):

@@ -7,12 +7,13 @@ import aiohttp
 import pytest
 from eventually import until
 from static_entries import entry, write
-from upstreams import for_ever
+from upstreams import for_ever, raw_server
 
-from prefixfleet.router import adapters
+from prefixfleet.router import adapters, health
 from prefixfleet.router.health import HealthChecks
 
 INTERVAL_S = 0.02
+MANY = 120
 
 
 class Hanging:
@@ -64,6 +65,40 @@ async def test_who_hangs_keeps_nobody_elses_checks_waiting(rig, tmp_path, hangin
     assert (hanging.open, hanging.asked) == (1, 1)
 
 
+async def test_however_many_hang_the_others_are_looked_at(rig, tmp_path, hanging, monkeypatch):
+    """More than a session of aiohttp has connections by itself."""
+    monkeypatch.setattr(health, "ADAPTERS_EVERY", 1)
+    many = [entry(hanging.engine, name=f"a{number}") for number in range(MANY)]
+    other = await rig.engine("b", plain=True)
+    listed = write(tmp_path / "w", *many, entry(other))
+    await rig.start(records=[], ready=MANY + 1, workers_file=listed, health_interval_s=2.0)
+    hanging.hangs = True
+    await until(lambda: hanging.open == MANY)
+
+    other.adapters["law"] = ""
+    await until(lambda: knows_law(rig))
+    await other.stop()
+    await until(lambda: rig.router.roster.seated("b")[0] == "down")
+    assert hanging.open == MANY
+
+
+async def test_engines_that_hang_keep_no_other_from_its_traffic(rig):
+    """Examined are all at once: each of these would be asked for a minute."""
+
+    async def hangs(reader, writer):
+        await for_ever()
+
+    async with raw_server(hangs) as url:
+        good = await rig.engine("good")
+        hung = [good.record(worker=f"h{n}", node=f"h{n}", url=url) for n in range(MANY)]
+        router = await rig.start(records=hung, ready=0)
+        await until(lambda: all(s.state == "checking" for s in router.roster.standings()))
+
+        await rig.announce(good.record())
+        await rig.until_ready(1)
+        assert (await rig.post())[0] == 200
+
+
 async def test_who_joins_meanwhile_is_looked_at_and_who_leaves_no_more(rig, tmp_path, hanging):
     router = await start(rig, tmp_path / "w", hanging.engine, health_interval_s=INTERVAL_S)
     hanging.hangs = True
@@ -90,11 +125,11 @@ async def test_nothing_goes_on_when_the_checks_are_stopped(rig, tmp_path, hangin
     await until(lambda: hanging.open)
 
     before = asyncio.all_tasks() - {asyncio.current_task()}
-    looks = {task for task in before if "_look_at" in repr(task.get_coro())}
+    watches = {task for task in before if "HealthChecks._watch" in repr(task.get_coro())}
     checks.cancel()
     with suppress(asyncio.CancelledError):
         await checks
 
-    assert len(looks) == 1
-    assert all(task.done() for task in looks)
+    assert len(watches) == 1
+    assert all(task.done() for task in watches)
     await until(lambda: not hanging.open)

@@ -5,8 +5,9 @@ import asyncio
 import pytest
 from aiohttp import web
 from eventually import until
-from upstreams import SECRET, raw_server
+from upstreams import SECRET, for_ever, raw_server
 
+from prefixfleet.router.on_the_way import OnTheWay
 from prefixfleet.store.prefetch import (
     PREFETCH_PATH,
     SIGNATURE_HEADER,
@@ -51,6 +52,23 @@ async def test_the_hint_is_the_plan_with_the_hashes_that_it_wants(rig, node_face
     plan = engines[1].seen[0]["kv_transfer_params"]["prefixfleet"]
     assert hint.plan.request == plan["request"]
     assert len(hint.chain) == hint.plan.blocks == plan["blocks"] > 0
+
+
+async def test_a_place_that_does_not_answer_keeps_nothing_from_the_others():
+    on_the_way, arrived = OnTheWay(2), []
+
+    async def hangs():
+        await for_ever()
+
+    async def arrives():
+        arrived.append(1)
+
+    assert [on_the_way.start("hung", hangs) for _ in range(4)] == [True, True, False, False]
+    for _ in range(9):
+        await until(lambda: on_the_way.start("other", arrives))
+    await until(lambda: len(arrived) == 9)
+    await on_the_way.close()
+    assert on_the_way.start("hung", arrives)
 
 
 async def test_nothing_to_pull_is_nothing_to_say(rig, node_face):

@@ -55,7 +55,7 @@ async def fleet_with_a_secret_prompt(rig, keys_file):
     engines = [await rig.engine(name) for name in "ab"]
     router = await rig.start(*engines, keys_file=keys_file)
     ids = engines[1].tokens.of_text(LONG)
-    salt = router.salt_of(router.keys.check("Bearer key-one"), "")
+    salt = router.salt_of(router.files.keys.check("Bearer key-one"), "")
     await rig.holds(engines[0], [])
     await rig.holds(engines[1], ids, salt=salt)
     assert int((await ask(rig, "one", LONG))["x-prefixfleet-hit-tokens"]) > 0

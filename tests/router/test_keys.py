@@ -157,7 +157,7 @@ async def test_a_tenants_cache_is_its_own_and_the_engine_is_told(rig, path):
     engines = [await rig.engine(name) for name in "ab"]
     router = await rig.start(*engines, keys_file=path)
     ids = engines[1].tokens.of_text(LONG)
-    key = router.keys.check("Bearer key-a")
+    key = router.files.keys.check("Bearer key-a")
     await rig.holds(engines[0], [])
     await rig.holds(engines[1], ids, salt=router.salt_of(key, ""))
 

@@ -54,7 +54,7 @@ async def test_others_get_what_a_hanging_engine_would(rig, monkeypatch, policy):
     while not engines[0].seen:
         stuck.append(asyncio.create_task(rig.post(stream=True)))
         await asyncio.sleep(0.05)
-    await until(lambda: router.turns.shunned == {"a"})
+    await until(lambda: router.eligible.shunned == {"a"})
     async with rig.client.get("/status") as status:
         modes = [mode["mode"] for mode in (await status.json())["degraded"]]
     assert modes == ["silence of a"]
@@ -69,5 +69,5 @@ async def test_others_get_what_a_hanging_engine_would(rig, monkeypatch, policy):
         task.cancel()
     await asyncio.gather(*stuck, return_exceptions=True)
     engines[0].behave = answer
-    await until(lambda: not router.turns.shunned)
+    await until(lambda: not router.eligible.shunned)
     assert not router.degraded.modes()

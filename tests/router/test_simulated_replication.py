@@ -50,11 +50,11 @@ def test_who_did_not_ask_gets_what_is_hot_one_hop_after_the_other():
 
     for hop in range(1, OTHERS + 1):
         arrives_s = one_link_s + hop * HOP_S
-        simulation._advance(arrives_s - 1e-6)
+        simulation.clock.advance(arrives_s - 1e-6)
         assert held(simulation) == [BLOCKS] * (hop - 1) + [0] * (OTHERS - hop + 1)
-        simulation._advance(arrives_s + 1e-6)
+        simulation.clock.advance(arrives_s + 1e-6)
     assert held(simulation) == [BLOCKS] * OTHERS
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert len(simulation.view.holders(CHAIN[-1])) == OTHERS
     assert simulation.clock.now == pytest.approx(one_link_s + OTHERS * HOP_S + PUBLISH_S)
@@ -78,7 +78,7 @@ def test_all_links_of_the_chain_but_the_last_are_busy_meanwhile():
 @pytest.mark.parametrize(("mode", "counted"), [(Mode.OFF, {}), (Mode.OBSERVE, {"observed": 1})])
 def test_without_enforce_nothing_moves(mode, counted):
     simulation = hot(replication=mode)
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert held(simulation) == [0] * OTHERS
     assert simulation.broadcasts.counters == counted
@@ -87,7 +87,7 @@ def test_without_enforce_nothing_moves(mode, counted):
 def test_a_node_that_restarts_meanwhile_gets_nothing_and_holds_nobody_up():
     simulation = hot()
     simulation._nodes[-2].restart(simulation._pool, simulation.view)
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert held(simulation) == [BLOCKS, 0, BLOCKS]
     assert simulation.broadcasts.counters["lost"] == 1
@@ -102,7 +102,7 @@ def test_who_holds_it_already_takes_no_part_and_for_one_node_nothing_is_sent():
         node.store(CHAIN, simulation.view, 0.0)
     for node in others[:HOT_NODES]:
         simulation.broadcasts.leased(source, node.member.node, CHAIN, 0.0)
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert held(simulation) == [0, BLOCKS, BLOCKS]
     assert simulation.broadcasts.counters == {"refused": 2, "too_few": 1}
@@ -113,7 +113,7 @@ def test_after_its_budget_a_broadcast_is_over_and_what_came_is_kept():
     half = BLOCKS // 2
     slow = BLOCKS * FLEET.block_bytes / (2 * BUDGET_S - 1)
     simulation = hot(hardware=dataclasses.replace(HARDWARE, link_bytes_per_s=slow))
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert held(simulation) == [half] * OTHERS
     assert simulation.broadcasts.counters["deadline"] == OTHERS
@@ -135,7 +135,7 @@ def test_a_full_node_has_the_room_that_it_keeps_free_and_no_more(slots, received
         assert node.pool.free_slots == slots // 64
     for node in others:
         simulation.broadcasts.leased(source, node.member.node, CHAIN, LATER_S)
-    simulation._advance(math.inf)
+    simulation.clock.advance(math.inf)
 
     assert simulation.broadcasts.counters["received"] == received
     assert simulation.broadcasts.counters["refused"] == OTHERS - received

@@ -22,8 +22,9 @@ from prefixfleet.router.fleet_models import (
 from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy import choose
 from prefixfleet.router.policy_choice import POLICIES
-from prefixfleet.router.simulate import main, simulate, summarise
+from prefixfleet.router.simulate import main
 from prefixfleet.router.simulated_fleet import Fleet, chain_of
+from prefixfleet.router.simulated_run import simulate, summarise
 from prefixfleet.router.simulator import Simulation
 from prefixfleet.router.storms import with_storms
 from prefixfleet.router.traces import SharedBlocks

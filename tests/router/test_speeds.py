@@ -102,7 +102,8 @@ async def test_a_worker_is_not_learned_from_what_it_refuses(rig, status):
         await slow.wait()
         return await answer(engine, request, asked)
 
-    engine = await rig.engine(behave=behave)
+    # so slow by its record that no wait here is longer than was expected: that would tell something
+    engine = await rig.engine(behave=behave, prefill_tokens_per_s=1.0)
     router = await rig.start(engine)
     router.turns._at_once = True  # several are in flight at the engine
     body = {"model": "tiny", "prompt": "x" * 400, "stream": True}

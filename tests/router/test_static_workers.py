@@ -284,7 +284,7 @@ async def test_the_file_is_read_again_when_it_changes(rig, path):
     rig.router.reload()
 
     assert [m.name for m in rig.router.degraded.modes()] == ["static workers"]
-    assert len(rig.router.static.by_name) == 2
+    assert len(rig.router.files.static.by_name) == 2
     write(path, entry(engines[1]))
     rig.router.reload()
     await rig.until_ready(1)

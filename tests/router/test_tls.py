@@ -30,7 +30,7 @@ def pair(authority):
 @asynccontextmanager
 async def listening(rig):
     """The rig's router on another port, as its TLS settings say."""
-    site = web.TCPSite(rig.runner, "127.0.0.1", 0, ssl_context=rig.router.tls.listener)
+    site = web.TCPSite(rig.runner, "127.0.0.1", 0, ssl_context=rig.router.files.tls.listener)
     await site.start()
     yield f"https://127.0.0.1:{rig.runner.addresses[-1][1]}/v1/completions"
 

@@ -7,6 +7,7 @@ import pytest
 
 from prefixfleet.router.book import Book
 from prefixfleet.router.dispatch import Dispatcher
+from prefixfleet.router.eligible import Eligible
 from prefixfleet.router.errors import TooBusy
 from prefixfleet.router.keys import Key
 from prefixfleet.router.peer_policies import RoundRobin
@@ -61,10 +62,10 @@ def book(clock):
 
 @pytest.fixture
 def make_turns(clock, book):
-    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, policy=choose, **options):
+    def make(slo_s=0.0, tbt_slo_s=0.0, token_times=None, policy=choose, at_once=False, **watched):
         dispatcher = Dispatcher(View(clock), book, dict, b"", clock, lambda n: 0, policy)
-        slos = Slos(slo_s, tbt_slo_s)
-        return Turns(dispatcher, book, slos, clock, token_times or TokenTimes(), **options)
+        eligible = Eligible(dispatcher, book, clock, token_times or TokenTimes(), **watched)
+        return Turns(dispatcher, eligible, book, Slos(slo_s, tbt_slo_s), clock, at_once)
 
     return make
 

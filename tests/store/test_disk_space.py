@@ -85,7 +85,7 @@ class Disk:
 
     async def close(self, name):
         tier = self.tiers.pop(name)
-        tier.check()
+        tier.pool.check()
         del self.space.holders[name]
         await tier.close()
 
@@ -173,7 +173,7 @@ async def test_the_oldest_of_many_files_is_found_while_others_have_their_turn(di
             await asyncio.sleep(0)
 
     beside = asyncio.create_task(others())
-    assert await oldest(tier._pool, files) == 0
+    assert await oldest(tier.pool, files) == 0
     beside.cancel()
     assert turns >= len(files) == 10
 
@@ -263,7 +263,7 @@ async def test_a_file_that_is_read_stays_and_is_not_asked_for_again_soon(disk):
     await disk.open(LARGE)
     for number in range(40):
         await disk.store(SMALL, chain_of(number))
-    pool = disk.tiers[SMALL]._pool
+    pool = disk.tiers[SMALL].pool
     resident = [block for block, _ in pool.resident()]
     pins = [pool.pin([block], used=False) for block in resident]
     disk.clock.advance(1000.0)
@@ -309,7 +309,7 @@ async def test_one_wear_budget_is_for_all(tmp_path, clock):
     assert await disk.store(SMALL, chain_of(1)[:2]) == 2
     assert await disk.store(LARGE, chain_of(2)) == 1
     assert await disk.store(SMALL, chain_of(3)) == 0
-    assert "wear" in disk.tiers[SMALL].degraded
+    assert "wear" in disk.tiers[SMALL].gate.degraded
     for name in LAYOUTS:
         await disk.close(name)
     disk.shared.threads.close()
@@ -333,6 +333,6 @@ async def test_any_order_of_writes_and_restarts_keeps_cap_books_and_bytes(disk, 
         chain = chain_of(draw.randrange(250), draw.randrange(1, 12))
         await disk.store(name, chain)
         chains[name].append(chain)
-        disk.tiers[name].check()
+        disk.tiers[name].pool.check()
         await disk.check(name, draw.choice(chains[name]))
     assert all(chains.values())

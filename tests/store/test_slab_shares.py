@@ -80,9 +80,9 @@ def test_who_ends_gives_all_also_to_who_wants_nothing():
 
     assert next_move(shares) is None
     ending = replace(shares[1], ends=True)
-    assert next_move([shares[0], ending, shares[2]]) == Move("b", "a")
+    assert next_move([shares[0], ending, shares[2]]) == Move("b", "a", due=True)
     assert next_move([shares[0], replace(ending, stuck=True), shares[2]]) is None
-    assert next_move([replace(shares[0], engines=0), ending]) == Move("b", "a")
+    assert next_move([replace(shares[0], engines=0), ending]) == Move("b", "a", due=True)
 
 
 def test_one_alone_moves_nothing():

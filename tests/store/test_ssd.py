@@ -12,9 +12,10 @@ from prefixfleet.store import disk_threads
 from prefixfleet.store.eviction import LruOrder
 from prefixfleet.store.slot import SlotLayout, seal, verify
 from prefixfleet.store.slot_files import SlotFiles
-from prefixfleet.store.ssd import RETRY_S, DiskWrite, SsdTier
+from prefixfleet.store.ssd import DiskWrite, SsdTier
 from prefixfleet.store.wear import DAY_S, SHOWN_S, WearBudget
 from prefixfleet.store.wear_file import WearFile
+from prefixfleet.store.write_gate import RETRY_S
 
 NAMESPACE = b"n" * 16
 LAYOUT = SlotLayout(payload_bytes=4000)
@@ -97,7 +98,7 @@ async def make_tier(tmp_path, clock):
 
     yield make
     for tier in made:
-        tier.check()
+        tier.pool.check()
         await tier.close()
 
 
@@ -117,8 +118,8 @@ async def test_a_restart_brings_the_blocks_back(make_tier):
 
     again = await make_tier()
 
-    assert again.match(CHAIN) == 4
-    assert [block for block, _ in again.resident()] == CHAIN[:4]
+    assert again.pool.match(CHAIN) == 4
+    assert [block for block, _ in again.pool.resident()] == CHAIN[:4]
 
 
 async def test_a_block_without_its_parent_is_not_kept(make_tier):
@@ -136,7 +137,7 @@ async def test_a_full_tier_evicts_leaves_and_says_so(make_tier):
     await tier.store([DiskWrite(other, b"", sealed(other))])
 
     assert tier.gone == [CHAIN[3]]
-    assert tier.match(CHAIN) == 3
+    assert tier.pool.match(CHAIN) == 3
     assert tier.holds(other)
 
 
@@ -147,7 +148,7 @@ async def test_the_parent_of_what_is_written_is_not_evicted_for_it(make_tier):
     await tier.store([DiskWrite(other, b"", sealed(other))])
 
     assert await tier.store(writes(CHAIN[2:3], first=2)) == CHAIN[2:3]
-    assert tier.match(CHAIN) == 3
+    assert tier.pool.match(CHAIN) == 3
     assert tier.gone == [other]
 
 
@@ -164,7 +165,7 @@ async def test_a_corrupt_block_is_a_miss_and_leaves_with_its_suffix(make_tier, t
     loaded = await tier.load(CHAIN[:4], targets)
 
     assert loaded == 1
-    assert tier.match(CHAIN) == 1
+    assert tier.pool.match(CHAIN) == 1
     assert tier.gone == CHAIN[1:4][::-1]
     assert tier.stats()["corrupt"] == 1
 
@@ -208,17 +209,17 @@ async def test_writes_stop_at_the_wear_budget_and_go_on_with_time(make_tier, clo
 
 async def test_a_used_up_budget_is_told_for_a_while_and_once_logged(make_tier, clock, caplog):
     tier = await make_tier(bytes_per_day=48 * LAYOUT.slot_bytes)
-    assert (tier.degraded, tier.stats()["wear_left"]) == ("", 1.0)
+    assert (tier.gate.degraded, tier.stats()["wear_left"]) == ("", 1.0)
 
     for _ in range(3):
         await tier.store(writes(CHAIN[:4]))
 
-    assert "PREFIXFLEET_NODE_SSD_WRITE_BYTES_PER_DAY" in tier.degraded
+    assert "PREFIXFLEET_NODE_SSD_WRITE_BYTES_PER_DAY" in tier.gate.degraded
     assert caplog.text.count("wear budget") == 1
-    assert tier.accepts
+    assert tier.gate.open
     assert tier.stats()["wear_left"] == 0.0
     clock.now += SHOWN_S
-    assert tier.degraded == ""
+    assert tier.gate.degraded == ""
 
 
 async def test_nothing_leaves_the_disk_for_what_may_not_be_written(make_tier):
@@ -228,7 +229,7 @@ async def test_nothing_leaves_the_disk_for_what_may_not_be_written(make_tier):
     assert await tier.store(writes([OTHER])) == []
 
     assert tier.gone == []
-    assert tier.match(CHAIN) == 2
+    assert tier.pool.match(CHAIN) == 2
 
 
 async def test_a_restart_gives_no_new_budget(make_tier, clock):
@@ -289,8 +290,8 @@ async def test_where_the_budget_cannot_be_kept_nothing_is_written(make_tier, tmp
 
     assert await tier.store(writes(CHAIN[:1])) == []
 
-    assert "wear" in tier.degraded
-    assert not tier.accepts
+    assert "wear" in tier.gate.degraded
+    assert not tier.gate.open
 
 
 async def test_reads_and_writes_at_once_keep_the_books(make_tier):
@@ -305,7 +306,7 @@ async def test_reads_and_writes_at_once_keep_the_books(make_tier):
         tier.store([DiskWrite(b"x" * 16, b"", sealed(b"x" * 16))]),
     )
 
-    tier.check()
+    tier.pool.check()
     assert results[0] == results[2] == 3
     for block, target in zip(CHAIN, targets, strict=False):
         verify(target, LAYOUT, NAMESPACE, block)

@@ -18,8 +18,8 @@ from workloads import WORKLOADS
 from prefixfleet.router.fleet_models import GB, LLAMA_70B, PRESETS, prefill_seconds
 from prefixfleet.router.peer_policies import PEERS
 from prefixfleet.router.policy_choice import OURS, POLICIES
-from prefixfleet.router.simulate import simulate, speed_up
 from prefixfleet.router.simulated_fleet import Fleet
+from prefixfleet.router.simulated_run import simulate, speed_up
 from prefixfleet.router.traces import Arrival, SharedBlocks, read_trace
 from prefixfleet.store.orders import new_order
 

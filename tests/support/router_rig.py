@@ -17,7 +17,8 @@ from redis_servers import new_fleet
 from upstreams import NAMESPACE, SECRET, FakeEngine
 
 from prefixfleet.router.__main__ import BACKLOG, app_runner
-from prefixfleet.router.core import Fleet, Router
+from prefixfleet.router.core import Router
+from prefixfleet.router.fleet import Fleet
 from prefixfleet.router.prompt import Prompt, prefix_chain
 from prefixfleet.router.rendered import Rendered
 from prefixfleet.router.settings import RouterSettings
@@ -108,6 +109,20 @@ class Rig:
     async def announce(self, *records: WorkerRecord, ttl_s: float = LEASE_S) -> None:
         for record in records:
             await self.registry.announce(record, ttl_s=ttl_s)
+
+    async def lists(self, *records: WorkerRecord) -> None:
+        """These are all the workers that are announced, and the router has read so. What a test
+        only puts into the roster is gone when that next looks at the registry."""
+        expected = {record.worker: record for record in records}
+        await self.announce(*records)
+        for worker in await self.registry.workers():
+            if worker.worker not in expected:
+                await self.registry.withdraw(worker.worker)
+
+        def read() -> bool:
+            return {s.record.worker: s.record for s in self.router.roster.standings()} == expected
+
+        await until(read)
 
     async def until_ready(self, count: int) -> None:
         def ready() -> bool:

@@ -235,21 +235,23 @@ async def test_a_silent_peer_is_lost_although_the_connection_stands():
 
 
 async def test_a_stall_of_our_own_is_not_taken_for_the_peers_silence():
-    """A busy host stops the whole loop: what the peer said meanwhile was not read yet."""
-    answered = asyncio.Event()
+    """A busy host stops the whole loop: what the peer said meanwhile was not read yet, and what
+    it is asked then it may answer as late as ever."""
+    beat_s, answered = 0.2, asyncio.Event()
 
     async def behave(raw):
         await welcome(raw)
         while True:
             header, _ = await raw.receive()
             if header.kind == Kind.PING:
+                await asyncio.sleep(1.5 * beat_s)
                 await raw.send(Kind.PONG)
                 answered.set()
 
     async with raw_listener(behave) as contact:
-        channel = await open_channel(contact, heartbeat_s=0.05)
-        for _ in range(3):
-            time.sleep(2 * SILENCE_BEATS * 0.05)  # noqa: ASYNC251 - the stall
+        channel = await open_channel(contact, heartbeat_s=beat_s)
+        for _ in range(2):
+            time.sleep(2 * SILENCE_BEATS * beat_s)  # noqa: ASYNC251 - the stall
             answered.clear()
             async with asyncio.timeout(20):
                 await answered.wait()

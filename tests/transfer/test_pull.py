@@ -234,12 +234,13 @@ async def test_a_refused_pull_does_not_cost_the_connection(inproc, source):
 
 async def test_what_is_being_read_is_not_evicted(inproc, source):
     contacts = await inproc.serve(source)
-    inproc.rig.network.faults = Faults(bytes_per_s=2_000_000.0)
+    held, go = hold_long_reads(inproc.link, 0)
     pulling = asyncio.create_task(inproc.pull(contacts, CHAIN))
-    await until(lambda: source.server.leases.slots)
+    await until(lambda: held)
 
     source.evict(64)
 
+    go.set()
     assert (await pulling).blocks == 40
     assert source.holds(CHAIN) == 40
 
@@ -363,15 +364,16 @@ async def test_a_source_that_serves_enough_is_busy():
         source.fill(CHAIN[:33])
         source.fill(chain(20, "else"))
         contacts = await rig.serve(source)
-        rig.rig.network.faults = Faults(bytes_per_s=2_000_000.0)
+        held, go = hold_long_reads(rig.link, 0)
         first = asyncio.create_task(rig.pull(contacts, CHAIN))
-        await until(lambda: source.server.leases.slots)
+        await until(lambda: held)
 
         other = PoolNode("other")
         puller = Puller(other.pool, other.segment, LAYOUT, links={"inproc": rig.rig.link("other")})
         busy = await PullRig(rig.rig, puller, other, rig.link).pull(contacts, chain(20, "else"))
 
         assert (busy.blocks, busy.failure) == (0, "busy")
+        go.set()
         assert (await first).blocks == 33
         await puller.close()
 

@@ -23,7 +23,7 @@ def service():
 
 @pytest.fixture
 async def link():
-    return TcpLink(node="a", secret=SECRET, heartbeat_s=0.02)
+    return TcpLink(node="a", secret=SECRET)
 
 
 @pytest.fixture(scope="module")
@@ -139,13 +139,17 @@ async def test_half_a_frame_and_an_end_is_a_lost_caller(link, caller):
     assert link.counters == {"peer_lost": 1}
 
 
-async def test_a_caller_that_falls_silent_is_dropped_and_its_service_told(service, link, caller):
-    await introduced(caller)
+async def test_a_caller_that_falls_silent_is_dropped_and_its_service_told(service, segment):
+    async with Rig("tcp") as rig:
+        link = rig.link("a", heartbeat_s=0.02)
+        listener = await rig.listen(link, segment, service)
+        async with raw_caller(listener.contact) as caller:
+            await introduced(caller)
 
-    assert await caller.ended()
+            assert await caller.ended()
 
-    assert link.counters == {"peer_lost": 1}
-    assert (await service.gone.get()).node == "hostile"
+        assert link.counters == {"peer_lost": 1}
+        assert (await service.gone.get()).node == "hostile"
 
 
 HOSTILE_FRAMES = {

@@ -141,7 +141,7 @@ def test_the_simulator_tells_what_this_fleet_does(fleet):
     """The same requests through both: as many tokens found, what is found saves time, and the time
     to first token is about the same: one that is ten times off fails."""
     bench = Path(__file__).parents[1] / "bench" / "simulated.py"
-    sizes = ["--conversations", "3", "--turns", "3"]
+    sizes = ["--conversations", "6", "--turns", "3"]
 
     run = subprocess.run(
         [sys.executable, str(bench), "--endpoint", fleet.endpoint, *sizes],

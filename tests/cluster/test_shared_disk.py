@@ -22,7 +22,7 @@ ERA = SMALL | {"namespace": asdict(in_era(NAMESPACE, "era"))}
 
 @pytest.fixture
 def index():
-    return MemoryIndex()
+    return MemoryIndex(lease_s=60)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import time
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, replace
 
@@ -219,7 +220,7 @@ async def test_what_a_peer_reads_under_a_lease_stays_while_the_slab_is_wanted(no
             payload_bytes=8_000,
             shards=1,
             hashes=join_hashes(chain),
-            budget_s=3.0,
+            budget_s=60.0,
         )
         leased = decode_answer(await peer.ask(wire.pack(lease), deadline=in_s(20)), "a")
         async with PlainEngine.connected(socket, engine="large", **LARGE) as large:
@@ -231,9 +232,12 @@ async def test_what_a_peer_reads_under_a_lease_stays_while_the_slab_is_wanted(no
                     memory = await read(peer, slot, 8_192)
                     assert small.layout.payload(memory) == payload_of(block)
 
+            reading = asyncio.create_task(read_on())
+            await until(lambda: len(seen) > 10 and node._opener.mover.stuck)
+            leases = node._opener.pools[small.welcome["namespace_digest"]].host.server.leases
+            leases._clock = lambda: time.monotonic() + 100.0  # the lease has ended meanwhile
             with pytest.raises((PeerRefused, PeerLost)):
-                await read_on()
-            assert len(seen) > 1
+                await reading
             assert set(seen[:-1]) == {0}
 
             await until(lambda: kind(node, large)["slabs"] == 4)

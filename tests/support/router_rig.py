@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from eventually import until
 from redis_servers import new_fleet
-from upstreams import NAMESPACE, SECRET, FakeEngine
+from upstreams import NAMESPACE, SECRET, Asked, FakeEngine, answer
 
 from prefixfleet.router.__main__ import BACKLOG, app_runner
 from prefixfleet.router.core import Router
@@ -123,6 +123,26 @@ class Rig:
             return {s.record.worker: s.record for s in self.router.roster.standings()} == expected
 
         await until(read)
+
+    @contextmanager
+    def asked_first(self, engine: FakeEngine, other: FakeEngine) -> Iterator[None]:
+        """``engine`` gets the next request: ``other`` is busy for far longer than the request may
+        be under way, and has nothing to do as soon as ``engine`` has it."""
+        behave = engine.behave or answer
+        busy = ExitStack()
+
+        async def first(engine: FakeEngine, request: web.Request, asked: Asked) -> Any:
+            busy.close()
+            return await behave(engine, request, asked)
+
+        with busy:
+            charged = self.router.book.charged(
+                other.name, tokens=50_000, sequences=1, expected_s=50
+            )
+            busy.enter_context(charged)
+            engine.behave = first
+            yield
+        engine.behave = behave
 
     async def until_ready(self, count: int) -> None:
         def ready() -> bool:

@@ -159,5 +159,5 @@ def _workers_file(folder, plain_engine, model):
 
 
 def _count(router, text):
-    (worker,) = router.roster.ready("model")
+    (worker,) = router.roster.openings.ready("model")
     return len(worker.tokens.of_text(text))

@@ -107,13 +107,12 @@ class DiskTiers:
         }
 
     async def _open(self, kind: Kind, leaving: Leaving) -> SsdTier:
-        files = self._files(kind)
-        slot_bytes = files.layout.slot_bytes
+        slot_bytes = kind.layout.slot_bytes
         self._shared = await self._share(slot_bytes)
         self._shared.budget.hold_at_least(slot_bytes)
         async with self._shared.space.turn:
             tier = SsdTier(
-                files,
+                await self._files(kind, self._shared.threads),
                 kind.digest,
                 LruOrder(),
                 disk=self._shared,
@@ -146,9 +145,10 @@ class DiskTiers:
             if files:
                 shared.space.holders[digest] = self._kept(shared.threads, files)
 
-    def _files(self, kind: Kind) -> BlockFiles:
+    async def _files(self, kind: Kind, threads: DiskThreads) -> BlockFiles:
         folder, room = folder_of(self._disk.folder, kind.digest), self._settings.ssd_bytes
-        files = open_slot_files(folder, kind.layout, kind.digest, room, self._disk.key)
+        left = await threads.in_order(left_in, folder)
+        files = open_slot_files(folder, kind.layout, kind.digest, room, self._disk.key, left)
         if files.num_slots < 1:
             raise ConfigError(
                 f"a block of this engine takes a file of {files.bucket_bytes} bytes, the disk tier "

@@ -76,6 +76,7 @@ class Worker:
                 except (EngineFailed, ConfigError) as error:
                     if not self.ready.done():
                         self.ready.set_exception(error)
+                        self.ready.exception()  # it is raised here: nobody need ask for it there
                         raise
                     log.error("engine %s: %s", self._settings.name, error)
                 if time.monotonic() - began > STEADY_S:

@@ -5,12 +5,12 @@ import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from prefixfleet.router import pages
 from prefixfleet.router.admin import add_admin
-from prefixfleet.router.client import CALLED, ID, AnyClient
+from prefixfleet.router.client import CALLED, ID, WAITS, AnyClient
 from prefixfleet.router.core import Router
 from prefixfleet.router.dashboard import add_dashboard
 from prefixfleet.router.edge import NO_ROUTE
@@ -41,9 +41,9 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     app[ROUTER] = router
     app.on_response_prepare.append(_say_its_name)
     for route in ROUTES:
-        app.router.add_post(route.path, _serving(route))
+        app.router.add_post(route.path, _serving(route), expect_handler=_expects)
     app.router.add_get("/v1/responses/{id:[^/]+}", _stored)
-    app.router.add_post("/v1/responses/{id:[^/]+}/cancel", _stored)
+    app.router.add_post("/v1/responses/{id:[^/]+}/cancel", _stored, expect_handler=_expects)
     app.router.add_get("/v1/models", pages.models)
     app.router.add_get("/v1/models/{model:.+}", pages.model)
     app.router.add_get("/health", pages.health)
@@ -54,6 +54,15 @@ def make_app(router: Router, sibling_socket: Path | None = None) -> web.Applicat
     add_openapi(app)
     app.router.add_route("OPTIONS", "/{path:.*}", _options)
     return app
+
+
+async def _expects(request: web.Request) -> None:
+    """``Expect``: the body may come when it is read, and not before its client was admitted."""
+    expected = request.headers["Expect"]
+    if request.version >= HttpVersion11:
+        if expected.lower() != "100-continue":
+            raise web.HTTPExpectationFailed(text=f"Unknown Expect: {expected}")
+        request[WAITS] = True
 
 
 def _serving(route: Route) -> Handler:

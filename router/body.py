@@ -4,6 +4,7 @@ The engine validates requests, not the router: a field of an odd type reads as a
 goes on to the engine, which says in its own words what is wrong with it.
 """
 
+import re
 from typing import Any, TypeVar
 
 import msgspec
@@ -39,6 +40,7 @@ class _Usual(msgspec.Struct):
 
 
 _UNKNOWN: Any = object()
+_HALF = re.compile(rb"\\u[dD][89aAbB]..(?!\\u[dD][c-fC-F])")  # what cutting a text can leave
 _USUAL = msgspec.json.Decoder(_Usual)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -102,7 +104,9 @@ def _decoded(raw: bytes) -> dict[str, msgspec.Raw]:
     try:
         return _FIELDS.decode(raw)
     except _UNREADABLE as error:
-        raise BadRequest(f"the body is not a JSON object: {error}") from None
+        half = _HALF.search(raw)
+        cut = f"; half of a character: {half[0].decode()} without its second part" if half else ""
+        raise BadRequest(f"the body is not a JSON object: {error}{cut}") from None
 
 
 def with_fields(body: Body, fields: dict[str, Any]) -> bytes:

@@ -8,10 +8,11 @@ from aiohttp import web
 
 from prefixfleet.router.errors import TooSlow
 from prefixfleet.router.headers import AnswerHeaders, worker_lines
-from prefixfleet.router.inflate import inflate
+from prefixfleet.router.inflate import body_too_large, inflate
 from prefixfleet.router.upstream import Answer
 
 ID, CALLED = web.RequestKey("id", str), web.RequestKey("called", str)  # see `Client`
+WAITS = web.RequestKey("waits", bool)  # its client sends the body when it hears that it may
 BODY_S = 60.0  # 32 MB at 4 Mbit/s
 
 
@@ -83,7 +84,7 @@ class AnyClient:
         self._max_bytes = max_bytes
         self.id = request[ID]
         self.called = request[CALLED]
-        self.headers: Mapping[str, str] = request.headers
+        self.headers = request.headers
         self.target = request.rel_url.raw_path_qs
         self.response = web.StreamResponse()
         self.events = 0
@@ -91,13 +92,22 @@ class AnyClient:
 
     async def read(self) -> bytes:
         """See `Client`; one that does not arrive in time must not keep a place in flight for
-        ever."""
+        ever, and one that would be too large is not waited for."""
+        if (self._request.content_length or 0) > self._max_bytes:
+            raise body_too_large(self._max_bytes)
         try:
             async with asyncio.timeout(BODY_S):
+                if self._request.pop(WAITS, False):
+                    await self._say_continue()
                 raw = await self._request.read()
         except TimeoutError:
             raise TooSlow(f"the body did not arrive within {BODY_S:g} s") from None
         return inflate(raw, self.headers.get("Content-Encoding", ""), self._max_bytes)
+
+    async def _say_continue(self) -> None:
+        writer = self._request.writer
+        await writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        writer.output_size = 0  # of the answer nothing was written yet
 
     def worker_lines(self, with_key: bool) -> str:
         """See `Client`."""

@@ -81,7 +81,7 @@ def _known_head(raw: bytes) -> Head:
         if not colon or not _NAME.fullmatch(name) or _CONTROL.search(value):
             raise BadFraming(f"header {line!r:.80}")
         headers.add(name, value.strip(" \t"))
-    options = headers.get("Connection", "").lower()
+    options = ",".join(headers.getall("Connection", ())).lower()
     keep_alive = "close" not in options and (version == "HTTP/1.1" or "keep-alive" in options)
     return Head(int(code), CIMultiDictProxy(headers), keep_alive, Passing(headers))
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from multidict import CIMultiDict
+from multidict import CIMultiDict, MultiMapping
 
 from prefixfleet.router.errors import BadRequest
 from prefixfleet.store.retention import MAX_PRIORITY, MAX_TTL_S
@@ -42,7 +42,7 @@ _KEY_HEADERS = {"authorization", "x-api-key"}
 _OF_THE_ANSWER = {"date", "server", "content-length", REQUEST_ID}
 
 
-def worker_lines(headers: Mapping[str, str], *, with_key: bool) -> str:
+def worker_lines(headers: MultiMapping[str], *, with_key: bool) -> str:
     """Lines of the upstream request: the client's headers, without what is ours or of one hop.
 
     The API key passes on ``with_key``: where it is the router's own, no engine needs to see it.
@@ -106,6 +106,11 @@ def keep_of(headers: Mapping[str, str]) -> KeepWish:
     return KeepWish(number, level)
 
 
+def retry_after_of(headers: Mapping[str, str]) -> int:
+    """Seconds until who answered so may be asked again; 0 if it does not say, or says a date."""
+    return _number(headers.get("Retry-After", ""))
+
+
 def _number(text: str) -> int:
     """0 if ``text`` is no whole number of at most `MAX_DIGITS`."""
     return int(text) if len(text) <= MAX_DIGITS and text.isascii() and text.isdigit() else 0
@@ -145,18 +150,18 @@ class Passing:
 
     __slots__ = ("fields", "lines")
 
-    def __init__(self, headers: Mapping[str, str]) -> None:
+    def __init__(self, headers: MultiMapping[str]) -> None:
         self.fields = list(_kept(headers, _OF_THE_ANSWER))
         self.lines = lines_of(self.fields)
 
 
-def _kept(headers: Mapping[str, str], dropped: set[str]) -> Iterable[tuple[str, str]]:
-    named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    out = _HOP_BY_HOP | dropped | named
+def _kept(headers: MultiMapping[str], dropped: set[str]) -> Iterable[tuple[str, str]]:
+    options = ",".join(headers.getall("Connection", ()))
+    out = _HOP_BY_HOP | dropped | {option.strip().lower() for option in options.split(",")}
     for name, value in headers.items():
         lower = name.lower()
         if lower not in out and not lower.startswith(OURS):
             yield name, value
 
 
-NOTHING = Passing({})
+NOTHING = Passing(CIMultiDict())

@@ -4,7 +4,8 @@ import zlib
 
 from prefixfleet.router.errors import BadRequest, TooLarge, UnknownEncoding
 
-_WINDOW = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+_GZIP = 16 + zlib.MAX_WBITS
+_WINDOW = {"gzip": _GZIP, "x-gzip": _GZIP, "deflate": zlib.MAX_WBITS}  # RFC 9110, 8.4.1
 
 
 def inflate(raw: bytes, encoding: str, max_bytes: int) -> bytes:

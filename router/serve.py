@@ -123,7 +123,7 @@ async def _try_workers(
     left = list(workers)
     unwilling: set[str] = set()  # they answered, with a refusal
     asked: set[str] = set()
-    failures: list[str] = []
+    failures: list[WorkerLost] = []
     while left and len(failures) < MAX_SENDS:
         dispatched = await router.turns.wait(
             passage.id,
@@ -140,7 +140,7 @@ async def _try_workers(
         try:
             return await _send(passage, dispatched, unwilling, may_ask_another)
         except WorkerLost as loss:
-            failures.append(str(loss))
+            failures.append(loss)
             left = [worker for worker in left if worker.name not in asked]
             router.metrics.retries.labels(loss.reason).inc()
             if loss.reason == "status":
@@ -149,11 +149,14 @@ async def _try_workers(
                 router.traffic.failed(dispatched.worker.name)
                 router.roster.lost(dispatched.worker.name, str(loss))
             if passage.bound:
-                raise keeper_failed(dispatched.worker, str(loss)) from loss
+                raise keeper_failed(dispatched.worker, loss) from loss
             if not left and len(failures) < MAX_SENDS:
                 left = await newcomers(passage, chains, unwilling, until_s)
                 asked = set(unwilling)
-    raise UpstreamFailed("no worker answered: " + "; ".join(failures), retry_after_s=1.0)
+    raise UpstreamFailed(
+        "no worker answered: " + "; ".join(map(str, failures)),
+        retry_after_s=min(loss.retry_after_s for loss in failures),
+    )
 
 
 async def _send(

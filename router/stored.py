@@ -110,10 +110,11 @@ async def previous_keeper(router: Router, key: Key, body: Body, model: str) -> W
     return serving
 
 
-def keeper_failed(worker: Worker, reason: str) -> ResponseUnavailable:
+def keeper_failed(worker: Worker, loss: WorkerLost) -> ResponseUnavailable:
     """The refusal of a request that went to the one worker that keeps a response."""
     return ResponseUnavailable(
-        f"worker {worker.name}, which alone keeps the response, failed: {reason}", retry_after_s=1.0
+        f"worker {worker.name}, which alone keeps the response, failed: {loss}",
+        retry_after_s=loss.retry_after_s,
     )
 
 
@@ -135,7 +136,7 @@ async def serve_stored(router: Router, client: Client, response: str, method: st
             if loss.reason != "status":
                 router.traffic.failed(worker.name)
                 router.roster.lost(worker.name, str(loss))
-            raise keeper_failed(worker, str(loss)) from loss
+            raise keeper_failed(worker, loss) from loss
     finally:
         router.limits.leave(key)
 

@@ -216,6 +216,6 @@ class Turns:
 
 def _too_late(total_s: float, limit_s: float) -> TooBusy:
     return TooBusy(
-        f"the first token would come after {total_s:.1f} s, the limit is {limit_s:.1f} s",
+        f"the first token would come after {total_s:.3f} s, the limit is {limit_s:.3f} s",
         retry_after_s=max(1.0, total_s - limit_s),
     )

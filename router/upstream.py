@@ -11,17 +11,21 @@ from msgspec import Struct
 
 from prefixfleet.router.connection import Connection, ConnectionClosed, Sink
 from prefixfleet.router.framing import Head
+from prefixfleet.router.headers import retry_after_of
 from prefixfleet.router.pool import Pool
 
 RETRY_STATUSES = {502, 503, 504}
+RETRY_AFTER_S = 1.0
 
 
 class WorkerLost(Exception):
-    """The worker failed before its first byte. ``reason`` is a label with few values."""
+    """The worker failed before its first byte. ``reason`` is a label with few values;
+    ``retry_after_s`` is when it may be asked again, as it says or as a rule."""
 
-    def __init__(self, reason: str, detail: str) -> None:
+    def __init__(self, reason: str, detail: str, retry_after_s: float = RETRY_AFTER_S) -> None:
         super().__init__(detail)
         self.reason = reason
+        self.retry_after_s = retry_after_s
 
 
 class StreamBroken(Exception):
@@ -86,7 +90,8 @@ async def ask(
     connection, head = await _send(pool, url, request)
     try:
         if head.status in RETRY_STATUSES:
-            raise WorkerLost("status", f"{url}: status {head.status}")
+            after_s = retry_after_of(head.headers) or RETRY_AFTER_S
+            raise WorkerLost("status", f"{url}: status {head.status}", after_s)
         try:
             first = await connection.read()
         except ConnectionClosed as error:

@@ -18,10 +18,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from prefixfleet.store.block_files import BlockFiles
-from prefixfleet.store.bucket_file import DiskBlock, bucket_file_bytes
+from prefixfleet.store.bucket_file import DiskBlock
+from prefixfleet.store.bucket_shape import shape_of
 from prefixfleet.store.errors import ConfigError, CorruptBlock
+from prefixfleet.store.kept_files import KeptFile
 from prefixfleet.store.slot import SlotLayout
-from prefixfleet.store.slot_files import BUCKET_BYTES, SlotFiles, bucket_size, bucket_slots
+from prefixfleet.store.slot_files import BUCKET_BYTES, SlotFiles
 
 KEY_BYTES = 32
 NONCE_BYTES = 12
@@ -53,14 +55,18 @@ def read_key(path: Path) -> bytes:
 
 
 def open_slot_files(
-    folder: Path, layout: SlotLayout, namespace: bytes, room_bytes: int, key: bytes | None
+    folder: Path,
+    layout: SlotLayout,
+    namespace: bytes,
+    room_bytes: int,
+    key: bytes | None,
+    found: Sequence[KeptFile] = (),
 ) -> BlockFiles:
     """Files for the disk tier, as many as fit into ``room_bytes`` whole, encrypted if there is a
-    ``key``. Does no I/O."""
+    ``key``; by `shape_of` those that were ``found`` in ``folder``. Does no I/O."""
     slot_bytes = (_around(layout) if key else layout).slot_bytes
-    size = bucket_size(room_bytes)
-    slots = bucket_slots(slot_bytes, size)
-    slots *= room_bytes // bucket_file_bytes(slot_bytes, slots)
+    shape = shape_of(slot_bytes, room_bytes, found)
+    slots, size = shape.slots * shape.files, shape.slots * slot_bytes
     if key is None:
         return SlotFiles(folder, layout, namespace, slots, size)
     return EncryptedSlotFiles(folder, layout, namespace, slots, key, size)

@@ -32,9 +32,15 @@ IOV_MAX = 512  # parts of one vectored call; Linux allows 1,024
 BUCKET_GLOB = "bucket-*.slots"
 
 
+def bucket_number(path: Path) -> int:
+    """Of a bucket's file; -1 for another one."""
+    number = path.stem.removeprefix("bucket-")
+    return int(number) if number.isdecimal() else -1
+
+
 def bucket_size(room_bytes: int) -> int:
-    """What buckets on a disk of ``room_bytes`` may take, so that there are `LEAST_BUCKETS` or more
-    for its namespaces. A power of two: files of another size are lost when the room changes."""
+    """What new buckets on a disk of ``room_bytes`` may take, so that there are `LEAST_BUCKETS` or
+    more for its namespaces. A power of two, so that most caps agree on it."""
     return min(BUCKET_BYTES, 1 << max(0, (room_bytes // LEAST_BUCKETS).bit_length() - 1))
 
 
@@ -46,8 +52,8 @@ def bucket_slots(slot_bytes: int, bucket_bytes: int = BUCKET_BYTES) -> int:
 class SlotFiles:
     """The bucket files of one namespace in one folder. Owned by the one thread that uses it.
 
-    ``num_slots`` is the cap; buckets of about ``bucket_bytes`` come into being as slots are used.
-    The constructor does no I/O; `recover` opens the folder.
+    ``num_slots`` is how many there may be; buckets of about ``bucket_bytes`` come into being as
+    slots are used. The constructor does no I/O; `recover` opens the folder.
     """
 
     def __init__(
@@ -169,13 +175,13 @@ class SlotFiles:
         return self._folder / f"bucket-{number:06}.slots"
 
     def _recover_bucket(self, path: Path) -> list[DiskBlock]:
-        number = path.stem.removeprefix("bucket-")
-        first = int(number) * self.bucket_slots if number.isdecimal() else self.num_slots
-        bucket = self._open(path) if first < self.num_slots else None
+        number = bucket_number(path)
+        first = number * self.bucket_slots
+        bucket = self._open(path) if 0 <= first < self.num_slots else None
         if bucket is None:
             path.unlink()
             return []
-        self._buckets[int(number)] = bucket
+        self._buckets[number] = bucket
         return [
             DiskBlock(first + place, block, parent, position)
             for place, block, parent, position in bucket.entries()

@@ -42,7 +42,7 @@ def measure(
     """One round."""
     computed_s, cold = timed(engines["b"], prompt, cache_salt=uuid.uuid4().hex)
     engines["a"].ask(prompt, tokens=1)
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
     plan = plan_for(nodes["a"], len(prompt))
     pulled_s, pulled = timed(engines["b"], prompt, kv_transfer_params=plan)
     engines["b"].forget()

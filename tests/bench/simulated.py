@@ -39,13 +39,19 @@ FIRST_LOOK = 2
 
 
 def conversations(count: int, turns: int) -> list[SharedBlocks]:
-    """Prompts of ``count`` conversations, their turns in rotation."""
+    """Prompts of ``count`` conversations. They begin one after the other, so that first turns and
+    later ones meet the same load of the machine."""
+    steps = [(2 * who + 5 * turn, turn, who) for who in range(count) for turn in range(turns)]
     prompts = []
-    for number in range(count * turns):
-        turn, who = divmod(number, count)
+    for _, turn, who in sorted(steps):
         ids = range(1000 * who, 1000 * who + FIRST_BLOCKS + MORE_BLOCKS * turn)
         prompts.append(SharedBlocks(tuple(ids), len(ids) * BLOCK_TOKENS, BLOCK_TOKENS))
     return prompts
+
+
+def is_cold(prompt: SharedBlocks) -> bool:
+    """Whether it is a conversation's first."""
+    return len(prompt.ids) == FIRST_BLOCKS
 
 
 def paced(prompts: Sequence[SharedBlocks], pause_s: float) -> list[Arrival]:
@@ -104,22 +110,22 @@ def run_simulated(arrivals: Sequence[Arrival], learned: Learned, nodes: int) -> 
     return sorted(served, key=lambda s: s.at_s)
 
 
-def figures(live: Sequence[Sample], simulated: Sequence[Served], cold: int) -> dict[str, object]:
-    """Both runs side by side; the first ``cold`` requests find nothing."""
+def figures(
+    prompts: Sequence[SharedBlocks], live: Sequence[Sample], simulated: Sequence[Served]
+) -> dict[str, object]:
+    """Both runs side by side; first turns find nothing."""
     errors = [abs(s.ttft_s - x.ttft_s) / x.ttft_s for x, s in zip(live, simulated, strict=True)]
     tokens = sum(s.tokens for s in simulated)
-    return {
-        "requests": len(live),
-        "live_ttft_s": statistics.mean(s.ttft_s for s in live),
-        "simulated_ttft_s": statistics.mean(s.ttft_s for s in simulated),
-        "live_cold_ttft_s": statistics.mean(s.ttft_s for s in live[:cold]),
-        "simulated_cold_ttft_s": statistics.mean(s.ttft_s for s in simulated[:cold]),
-        "live_warm_ttft_s": statistics.mean(s.ttft_s for s in live[cold:]),
-        "simulated_warm_ttft_s": statistics.mean(s.ttft_s for s in simulated[cold:]),
-        "live_cold_ttft_p50_s": statistics.median(s.ttft_s for s in live[:cold]),
-        "simulated_cold_ttft_p50_s": statistics.median(s.ttft_s for s in simulated[:cold]),
-        "live_warm_ttft_p50_s": statistics.median(s.ttft_s for s in live[cold:]),
-        "simulated_warm_ttft_p50_s": statistics.median(s.ttft_s for s in simulated[cold:]),
+    found: dict[str, object] = {"requests": len(live)}
+    ttfts = {"live": [s.ttft_s for s in live], "simulated": [s.ttft_s for s in simulated]}
+    for side, seconds in ttfts.items():
+        times = list(zip(prompts, seconds, strict=True))
+        found[f"{side}_ttft_s"] = statistics.mean(s for _, s in times)
+        for kind in ("cold", "warm"):
+            of_kind = [s for p, s in times if is_cold(p) == (kind == "cold")]
+            found[f"{side}_{kind}_ttft_s"] = statistics.mean(of_kind)
+            found[f"{side}_{kind}_ttft_p50_s"] = statistics.median(of_kind)
+    return found | {
         "error_p50_of_live": percentile(errors, 50),
         "error_p90_of_live": percentile(errors, 90),
         "live_hit_rate": sum(s.cached_tokens for s in live) / tokens,
@@ -146,7 +152,7 @@ def main() -> int:
         Console(stderr=True).print(f"simulated: {error}", style="red", markup=False)
         return 2
     simulated = run_simulated(arrivals, learned, options.nodes)
-    sys.stdout.write(json.dumps(figures(live, simulated, options.conversations)) + "\n")
+    sys.stdout.write(json.dumps(figures(prompts, live, simulated)) + "\n")
     return 0
 
 

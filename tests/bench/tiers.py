@@ -41,9 +41,9 @@ def ask(engine: Engine, prompt: list[int]) -> tuple[float, str]:
     return time.perf_counter() - started, answer.texts[0]
 
 
-def settle(node: Node) -> None:
+def settle(node: Node, engine: Engine) -> None:
     """Until everything computed is in the index, and what had to go is on disk."""
-    node.wait_idle()
+    node.wait_idle(engine)
     wait_until(
         lambda: (
             not (
@@ -62,13 +62,13 @@ def measure(node: Node, engine: Engine, asked: list[list[int]]) -> dict[str, flo
     """One round: the first prompt is measured, the others push it out of memory."""
     prompt, *others = asked
     computed_s, wanted = ask(engine, prompt)
-    settle(node)
+    settle(node, engine)
     before = read_blocks(node)
     memory_s, from_memory = ask(engine, prompt)
     assert read_blocks(node) == before, "the memory hit came from disk"
     for other in others:
         ask(engine, other)
-        settle(node)
+        settle(node, engine)
     before = read_blocks(node)
     disk_s, from_disk = ask(engine, prompt)
     assert wanted == from_memory == from_disk, "an answer from the cache is another one"

@@ -83,6 +83,7 @@ class Chaos:
     async def _phases(self) -> dict[str, Any]:
         """Warm up, break things while one of each kind is spared, return, break all of a kind."""
         oracle = self.oracle
+        await self.fleet.until_whole()  # else what comes up later would look like a leak
         await until(lambda: len(oracle.recent) >= 50 and oracle.reuse > 0.3, UP_S)
         reuse, oracle.ended[:] = oracle.reuse, []
         self.warm = self.samples.now()

@@ -1,6 +1,6 @@
 """What a chaos run calls a leak."""
 
-import os
+import subprocess
 
 import pytest
 from chaos_samples import MORE_BYTES, MORE_DESCRIPTORS, SHARED, descriptors_of, leaks
@@ -25,7 +25,14 @@ def test_shared_memory_may_hold_nothing_more():
 
 
 def test_files_of_a_disk_tier_do_not_count_as_descriptors(tmp_path):
-    before = descriptors_of(os.getpid())
+    """Of a process of its own: threads of this one open files too."""
+    pipe = subprocess.PIPE
+    with (tmp_path / "bucket-1.slots").open("w") as bucket, (tmp_path / "other").open("w") as other:
+        files = [bucket.fileno(), other.fileno()]
+        cat = subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, pass_fds=files)
 
-    with (tmp_path / "bucket-1.slots").open("w"), (tmp_path / "other").open("w"):
-        assert descriptors_of(os.getpid()) == before + 1
+    with cat:
+        cat.stdin.write(b"it has started\n")
+        cat.stdin.flush()
+        cat.stdout.readline()
+        assert descriptors_of(cat.pid) == 3 + 1  # its three streams, and `other`

@@ -22,7 +22,7 @@ ERA = SMALL | {"namespace": asdict(in_era(NAMESPACE, "era"))}
 
 @pytest.fixture
 def index():
-    return MemoryIndex()
+    return MemoryIndex(lease_s=60)
 
 
 @pytest.fixture
@@ -144,11 +144,34 @@ async def test_one_cap_holds_for_the_sum_and_what_comes_back_is_right(
         for pool in daemon._opener.pools.values():
             pool.cache.tier.pool.check()
         snapshot = daemon.snapshot()
-        assert written  # on a full disk, who is not asked for again gets no room
+        assert written
         assert snapshot["disk"]["cap_bytes"] == cap
         metrics = render_metrics(snapshot)
         assert metrics.count(b"prefixfleet_node_kind_disk_bytes{") == 2
         assert b"prefixfleet_node_ssd_held_bytes " in metrics
+
+
+async def test_a_model_whose_blocks_nobody_asked_for_again_has_room_on_a_disk_of_older_ones(
+    index, settings, tmp_path, monkeypatch
+):
+    cap = 8 << 20
+    async with running_node(index, settings(ssd_bytes=cap)) as daemon, both_at(daemon) as engines:
+        small, large = engines
+        space = daemon._opener.disks._shared.space
+        while space.has_room(cap // 32):
+            await stored(small, fresh_chain(50), 1)
+        monkeypatch.setattr(disk_space, "LEAST_AGE_S", 0.0)
+        monkeypatch.setattr(disk_space, "OLDER", 1.0)  # nothing of it is used from now on
+        held = kind(daemon, small)["disk_bytes"]
+
+        async def has_half():
+            await large.put(fresh_chain(50), 2)
+            assert held_by_files(tmp_path) <= cap
+            return kind(daemon, large)["disk_bytes"] > held / 2
+
+        await until(has_half)
+        assert kind(daemon, small)["disk_bytes"] < held
+        assert daemon.snapshot()["disk"]["given_files"] > 0
 
 
 async def test_what_an_absent_model_left_goes_when_it_is_oldest(
@@ -196,6 +219,25 @@ async def test_a_smaller_cap_keeps_what_fits(index, settings, tmp_path, caplog):
     async with running_node(index, smaller) as daemon, engine_at(daemon, LARGE):
         assert held_by_files(tmp_path) <= 4 << 20
     assert "PREFIXFLEET_NODE_SSD_BYTES" in caplog.text
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("cap", [9 << 20, 10 * CAP_BYTES])
+async def test_another_cap_keeps_what_lies_there(index, settings, tmp_path, cap, encrypted):
+    (tmp_path / "key").write_text("7f" * 32)
+    key = {"ssd_key_file": tmp_path / "key"} if encrypted else {}
+    async with running_node(index, settings(**key)) as daemon, engine_at(daemon, SMALL) as small:
+        mine = await demoted(daemon, small, 1, 1_500)
+        kept = on_disk(daemon, small, mine)
+        held = daemon.snapshot()["disk"]["held_bytes"]
+
+    other = settings(ssd_bytes=cap, **key)
+    async with running_node(index, other) as daemon, engine_at(daemon, SMALL) as small:
+        now, fits = on_disk(daemon, small, mine), min(1.0, cap / held)
+        # what stays of a chain is lost where what lies before it went
+        assert sum(now) >= (sum(kept) if fits == 1.0 else 0.5 * fits * sum(kept))
+        assert daemon.snapshot()["disk"]["held_bytes"] <= cap
+        await all_back(small, mine, 1, now)
 
 
 async def test_a_model_that_ends_leaves_its_files_and_an_era_leaves_none(

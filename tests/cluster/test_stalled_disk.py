@@ -85,7 +85,7 @@ def sealed(block):
 
 @pytest.mark.parametrize("by", ["write", "turn"])
 async def test_engines_connect_whatever_the_disk_does(node, by):
-    async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
+    async with running_node(MemoryIndex(lease_s=60), node) as daemon, asyncio.timeout(60):
         async with PlainEngine.connected(node.socket_path, engine="first", **SMALL):
             pass
         async with hung(daemon._opener.disks, by):
@@ -104,7 +104,7 @@ async def test_an_engine_that_comes_while_its_namespace_ends_gets_a_new_pool(nod
     monkeypatch.setattr(slab_mover, "LOOK_S", 0.05)
     monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
     socket = node.socket_path
-    async with running_node(MemoryIndex(), node) as daemon, asyncio.timeout(60):
+    async with running_node(MemoryIndex(lease_s=60), node) as daemon, asyncio.timeout(60):
         opener = daemon._opener
         async with PlainEngine.connected(socket, engine="small", **SMALL):
             async with PlainEngine.connected(socket, engine="large", **LARGE) as large:

@@ -8,6 +8,7 @@ from pathlib import Path
 import aiohttp
 import node_rig
 import pytest
+from clocks import let_pass
 from eventually import alive, until
 from node_rig import PlainEngine, running_node, settings_of
 from upstreams import SECRET
@@ -167,27 +168,50 @@ async def test_what_our_connector_said_in_it_is_why_an_engine_ended(start, node)
 
 
 async def test_an_engine_that_answers_no_prompt_is_an_error_with_its_answer(start, node):
-    _, task = start("refuses")
+    worker, task = start("refuses")
 
     with pytest.raises(ConfigError, match=r"status 400 for a prompt.*no prompts today"):
         await asyncio.wait_for(task, 30)
+    assert not worker.ready._log_traceback  # nor is it logged as an error that nobody asked for
 
 
-async def test_a_worker_without_a_node_says_so_when_its_time_is_over(start):
-    _, task = start(start_s=10)
+@pytest.fixture
+def looks_once(monkeypatch):
+    """A worker looks for its engine's node, then waits for longer than it may."""
+    monkeypatch.setattr("prefixfleet.cluster.worker.RENEW_S", 3_600.0)
+
+
+async def test_a_worker_without_a_node_says_so_when_its_time_is_over(
+    start, index, looks_once, monkeypatch
+):
+    looked, members = asyncio.Event(), index.members
+
+    async def listed():
+        found = await members()
+        looked.set()
+        return found
+
+    monkeypatch.setattr(index, "members", listed)
+    _, task = start(start_s=60)
+    await asyncio.wait_for(looked.wait(), 60)
+    let_pass(60)
 
     with pytest.raises(
-        EngineFailed, match=r"within 10 s .*START_S.*no daemon of that name in the index"
+        EngineFailed, match=r"within 60 s .*START_S.*no daemon of that name in the index"
     ):
         await asyncio.wait_for(task, 30)
 
 
-async def test_a_worker_whose_engine_uses_another_node_says_so(start, index, tmp_path_factory):
+async def test_a_worker_whose_engine_uses_another_node_says_so(
+    start, index, tmp_path_factory, looks_once
+):
     async with running_node(index, settings_of(tmp_path_factory.mktemp("n"))):
-        _, task = start(start_s=10)
+        worker, task = start(start_s=60)
+        await until(lambda: "has not said hello" in worker._waits_for, 60)
+        let_pass(60)
 
         with pytest.raises(
-            EngineFailed, match=r"within 10 s .*START_S.*connector has not said hello"
+            EngineFailed, match=r"within 60 s .*START_S.*connector has not said hello"
         ):
             await asyncio.wait_for(task, 30)
 

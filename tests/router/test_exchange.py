@@ -13,6 +13,7 @@ from prefixfleet.router.charge import Load
 from prefixfleet.router.degraded import Degraded
 from prefixfleet.router.exchange import Exchange
 from prefixfleet.router.kept_running import kept_running
+from prefixfleet.store import load_board
 from prefixfleet.store.load_board import EXPIRY_S, SWEEP_S, WAITING, LoadBoard, SharedLoad
 
 ONE = {"w": SharedLoad(100, 2, 3, 0.5)}
@@ -120,16 +121,18 @@ async def until_equal(ask, wanted):
 
 
 async def test_two_routers_agree_on_the_load_and_avoid_each_others_workers(
-    rig, model_folder, redis_url
+    rig, model_folder, redis_url, monkeypatch
 ):
     """A burst through several routers must not pile up on one worker."""
+    monkeypatch.setattr(load_board, "EXPIRY_S", 60.0)  # however long the machine stands still
     go = asyncio.Event()
 
     async def slow(engine, request, asked):
         await go.wait()
         return web.json_response({"choices": []})
 
-    engines = [await rig.engine(name, behave=slow) for name in "ab"]
+    # so slow that the first prefill is not over by its estimate when the second request comes
+    engines = [await rig.engine(name, behave=slow, prefill_tokens_per_s=1.0) for name in "ab"]
     await rig.start(*engines)
     other = Rig(model_folder, rig.stack, redis_url, fleet=rig.fleet)
     await other.start(*engines)

@@ -152,14 +152,31 @@ async def test_a_worker_that_says_unavailable_is_replaced(rig, status):
         return web.json_response({}, status=status)
 
     bad, good = await rig.engine("a", behave=unavailable), await rig.engine("b")
-    router = await rig.start(bad, good)
-    with router.book.charged(
-        "b", tokens=1_000, sequences=1, expected_s=1
-    ):  # the bad one is tried first
+    await rig.start(bad, good)
+    with rig.asked_first(bad, good):
         answered, headers, _ = await rig.post()
 
     assert (answered, headers["x-prefixfleet-node"]) == (200, "node-b")
     assert len(bad.seen) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [(["30", "17"], "17"), (["30"], "30"), ([""], "1"), (["a date"], "1")]
+)
+async def test_when_all_refuse_the_client_hears_when_to_come_back(rig, said, told):
+    def refusing(after):
+        async def behave(engine, request, asked):
+            return web.json_response({}, status=503, headers={"Retry-After": after})
+
+        return behave
+
+    names = "ab"[: len(said)]
+    pairs = zip(names, said, strict=True)
+    await rig.start(*[await rig.engine(name, behave=refusing(after)) for name, after in pairs])
+
+    status, headers, _ = await rig.post()
+
+    assert (status, headers["Retry-After"]) == (502, told)
 
 
 async def test_a_worker_that_dies_during_the_prefill_is_replaced(rig):
@@ -168,8 +185,8 @@ async def test_a_worker_that_dies_during_the_prefill_is_replaced(rig):
         await for_ever()
 
     bad, good = await rig.engine("a", behave=dies), await rig.engine("b")
-    router = await rig.start(bad, good)
-    with router.book.charged("b", tokens=1_000, sequences=1, expected_s=1):
+    await rig.start(bad, good)
+    with rig.asked_first(bad, good):
         async with rig.client.post("/v1/completions", json=STREAM) as response:
             body = await response.read()
 
@@ -199,7 +216,7 @@ async def test_a_worker_that_dies_in_a_stream_is_not_replaced_and_the_client_is_
                 died.set()
 
     with (
-        router.book.charged("b", tokens=1_000, sequences=1, expected_s=1),
+        rig.asked_first(bad, good),
         pytest.raises(aiohttp.ClientPayloadError),  # it does not end as a whole answer does
     ):
         await read_all()
@@ -249,8 +266,8 @@ async def test_a_whole_answer_that_breaks_off_is_asked_of_another_worker(rig):
         return response
 
     bad, good = await rig.engine("a", behave=breaks), await rig.engine("b")
-    router = await rig.start(bad, good)
-    with router.book.charged("b", tokens=1_000, sequences=1, expected_s=1):
+    await rig.start(bad, good)
+    with rig.asked_first(bad, good):
         status, headers, _ = await rig.post()
 
     assert (status, headers["x-prefixfleet-node"]) == (200, "node-b")
@@ -400,9 +417,12 @@ async def test_a_worker_that_falls_silent_on_a_used_connection_is_given_up(rig):
         await for_ever()
 
     engine = await rig.engine()
-    await rig.start(engine, silence_timeout_s=2)  # longer than an answer on a busy machine
+    router = await rig.start(engine, silence_timeout_s=60)
     assert [(await rig.post())[0] for _ in range(2)] == [200, 200]
     engine.behave = silent
+    (used,) = router.pool._idle[engine.url]
+    used._stop_watching()  # it looks again after the time it knew
+    used._silence_s = 0.2
 
     status, _, body = await rig.post()
 

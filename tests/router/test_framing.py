@@ -112,6 +112,7 @@ def test_the_head_is_read():
     [
         (b"HTTP/1.1 200 OK", True),
         (b"HTTP/1.1 200 OK\r\nConnection: close", False),
+        (b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nConnection: close", False),
         (b"HTTP/1.0 200 OK", False),
         (b"HTTP/1.0 200 OK\r\nConnection: Keep-Alive", True),
     ],

@@ -7,10 +7,12 @@ import json
 import pytest
 from aiohttp import web
 from eventually import until
+from multidict import CIMultiDict
 from router_rig import chain_of
 from upstreams import EVENTS, for_ever, streaming, whole
 
 from prefixfleet.router.charge import Load
+from prefixfleet.router.headers import Passing
 
 LONG = "The prefix cache keeps what a node computed before. " * 20
 
@@ -294,13 +296,22 @@ async def test_headers_pass_but_for_those_of_one_hop_and_ours(rig):
     assert engine.paths == ["/v1/completions?a=%C3%9F&b=1"]
 
 
-async def test_a_gzip_body_is_understood_and_forwarded_plain(rig):
+@pytest.mark.parametrize("said", [["X-Hop, x-2"], ["keep-alive, X-Hop", "X-2"]])
+def test_whatever_a_hop_names_as_its_own_ends_there(said):
+    hop = [("Connection", value) for value in said]
+    passing = Passing(CIMultiDict([*hop, ("X-Hop", "1"), ("X-2", "2"), ("X-3", "3")]))
+
+    assert passing.lines == "X-3: 3\r\n"
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip"])
+async def test_a_gzip_body_is_understood_and_forwarded_plain(rig, encoding):
     engine = await rig.engine()
     await rig.start(engine)
     body = gzip.compress(json.dumps({"model": "tiny", "prompt": "x" * 9_000}).encode())
 
     async with rig.client.post(
-        "/v1/completions", data=body, headers={"Content-Encoding": "gzip"}
+        "/v1/completions", data=body, headers={"Content-Encoding": encoding}
     ) as response:
         status = response.status
 

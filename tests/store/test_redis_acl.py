@@ -42,10 +42,10 @@ def user_url(own_server, admin):
 
 async def do_everything(url):
     """Every call of index and registry, lives that end in every way, and sweeps."""
-    async with index_at(url, lease_s=5) as mortal, index_at(url) as index:
+    async with index_at(url, lease_s=0.1) as mortal, index_at(url) as index:
         await index.prepare()
         a, b = await index.join(node_record("a")), await index.join(node_record("b"))
-        gone = await mortal.join(node_record("c"))
+        gone = await index.join(node_record("c"))
         for member in (a, b, gone):
             await index.publish(member, segments(CHAIN))
         assert await index.match(CHAIN) == {"a": 300, "b": 300, "c": 300}
@@ -56,6 +56,8 @@ async def do_everything(url):
             assert (await anext(index.follow(snapshot.cursor))).kind == "withdraw"
         await index.join(node_record("b"))
         await index.leave(a)
+
+        await mortal.renew(gone, node_record("c"))
 
         async def ended():
             return all(member.node != "c" for member, _ in await index.members())

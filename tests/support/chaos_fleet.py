@@ -57,8 +57,8 @@ class ChaosFleet:
         (self.folder / "tmp").mkdir()
         (self.folder / "engine-tmp").mkdir()
         self._model = write_model(self.folder / "model")
-        self.redis = RedisServer.start(self.folder / "redis", password=self._password)
-        self.redis_port = int(self.redis.url.rsplit(":", 1)[1].split("/")[0])
+        self.redis_port = self._port("redis")
+        self.redis = self._start_redis()
         for name in self.node_names:
             await self._add_node(name)
         for name in self.router_names:
@@ -86,9 +86,13 @@ class ChaosFleet:
         """kill -9, and an empty one in its place."""
         os.kill(self.redis.pid, signal.SIGKILL)
         self.redis.stop()
-        self.redis = RedisServer.start(
-            self.folder / "redis", password=self._password, port=self.redis_port
-        )
+        self.redis = self._start_redis()
+
+    async def until_whole(self) -> None:
+        """Until every process is up, and every node has the pool of its engine."""
+        for name in self.processes:
+            await self.until_up(name)
+        await until(lambda: all(self.pool_file(node).exists() for node in self.node_names), UP_S)
 
     async def until_up(self, name: str) -> None:
         """Until it can stand in for others: it listens, and routers send requests to an engine."""
@@ -247,6 +251,11 @@ class ChaosFleet:
 
     def _redis_url(self, port: int) -> str:
         return f"redis://:{self._password}@127.0.0.1:{port}/0"
+
+    def _start_redis(self) -> RedisServer:
+        return RedisServer.start(
+            self.folder / "redis", password=self._password, port=self.redis_port
+        )
 
     def _port(self, name: str) -> int:
         held = hold_port("127.0.0.1")

@@ -1,5 +1,7 @@
 """A clock that tests move by hand."""
 
+import asyncio
+
 
 class ManualClock:
     """Monotonic seconds that pass only by `advance`."""
@@ -12,3 +14,10 @@ class ManualClock:
 
     def advance(self, seconds: float) -> None:
         self.now_s += seconds
+
+
+def let_pass(seconds: float) -> None:
+    """The running loop's clock jumps, for good: what waits there so long at most is late now."""
+    loop = asyncio.get_running_loop()
+    now = loop.time
+    loop.time = lambda: now() + seconds  # type: ignore[method-assign]

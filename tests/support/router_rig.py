@@ -3,8 +3,8 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 from eventually import until
 from redis_servers import new_fleet
-from upstreams import NAMESPACE, SECRET, FakeEngine
+from upstreams import NAMESPACE, SECRET, Asked, FakeEngine, answer
 
 from prefixfleet.router.__main__ import BACKLOG, app_runner
 from prefixfleet.router.core import Router
@@ -33,7 +33,8 @@ from prefixfleet.store.registry import WorkerRegistry
 from prefixfleet.store.stored_responses import StoredResponses
 from prefixfleet.store.worker_orders import WorkerOrders
 
-LEASE_S = 60.0  # no test outlives it: what ends a lease in a test is the test
+LEASE_S = 600.0  # no test outlives it: what ends a lease in a test is the test
+READY_S = 120.0  # a real engine may warm up while it is examined
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Rig:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         return f"http://127.0.0.1:{runner.addresses[0][1]}"
 
-    async def announce(self, *records: WorkerRecord, ttl_s: float = 60.0) -> None:
+    async def announce(self, *records: WorkerRecord, ttl_s: float = LEASE_S) -> None:
         for record in records:
             await self.registry.announce(record, ttl_s=ttl_s)
 
@@ -123,11 +124,31 @@ class Rig:
 
         await until(read)
 
+    @contextmanager
+    def asked_first(self, engine: FakeEngine, other: FakeEngine) -> Iterator[None]:
+        """``engine`` gets the next request: ``other`` is busy for far longer than the request may
+        be under way, and has nothing to do as soon as ``engine`` has it."""
+        behave = engine.behave or answer
+        busy = ExitStack()
+
+        async def first(engine: FakeEngine, request: web.Request, asked: Asked) -> Any:
+            busy.close()
+            return await behave(engine, request, asked)
+
+        with busy:
+            charged = self.router.book.charged(
+                other.name, tokens=50_000, sequences=1, expected_s=50
+            )
+            busy.enter_context(charged)
+            engine.behave = first
+            yield
+        engine.behave = behave
+
     async def until_ready(self, count: int) -> None:
         def ready() -> bool:
             return sum(s.state == "ready" for s in self.router.roster.standings()) == count
 
-        await until(ready)
+        await until(ready, READY_S)
 
     async def holds(
         self,
@@ -151,6 +172,15 @@ class Rig:
             await self.index.publish(member, segments)
         await until(lambda: self.router.view.leading(chain).get(node, 0) == len(chain))
         await until(lambda: node in self.router.feed.records)
+
+    def chain(self, worker: str, text: str, model: str, salt: str = "") -> list[bytes]:
+        """The chain of ``text`` as the router computes it for a worker that serves ``model``."""
+        serving = self.router.roster.serving(worker, model)
+        assert serving is not None
+        ids = serving.tokens.of_text(text)
+        prompt = Prompt(rendered=Rendered(ids), tokens=len(ids), salt=salt)
+        namespace, lora = serving.namespace, serving.lora or ""
+        return prefix_chain(prompt, namespace, serving.block_tokens, hash_key(SECRET), lora)
 
     async def post(
         self, path: str = "/v1/completions", **body: Any

@@ -118,9 +118,10 @@ async def test_adapters_are_found_told_apart_and_never_change_an_answer(rig, nod
     assert [answer[:2] for answer in cold.values()] == [(0, 0)] * 3
     assert len({text for _, _, text in cold.values()}) == 3
 
-    await asyncio.to_thread(node.wait_idle)
-    await asyncio.to_thread(engine.forget)
-    await until(lambda: router.feed.unpublished_blocks == 0)
+    await asyncio.to_thread(node.wait_idle, engine)
+    for model in cold:
+        chain = rig.chain("engine", WORDS, model)
+        await until(lambda chain=chain: router.view.leading(chain) == {"a": len(chain)})
     router.view._assumed.drop("a")  # what is known from now on is known from the index
     for model, (_, _, text) in cold.items():
         hit, cached, warm = await ask(model)

@@ -41,7 +41,7 @@ def test_hits_in_8_bits_answer_as_cold_ones_within_their_bound(
     with running_pair(folder, model, redis_server.url, sizes, encodings) as (nodes, engines):
         cold = engines["b"].ask(prompt, cache_salt=uuid.uuid4().hex, logprobs=20)
         engines["a"].ask(prompt)
-        nodes["a"].wait_idle()
+        nodes["a"].wait_idle(engines["a"])
 
         plan = plan_for(nodes["a"], PROMPT)
         pulled = engines["b"].ask(prompt, logprobs=20, kv_transfer_params=plan)

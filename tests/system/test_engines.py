@@ -55,10 +55,15 @@ def prompt_of(tokens):
 
 
 def start_again(node, engine, prompt_of):
-    """The node's next life, once its engine says itself that it has a daemon."""
+    """The node's next life, once what its engine computes is saved there."""
     node.start()
-    node.wait_for_engines()
-    wait_until(lambda: engine.ask(prompt_of(BLOCK + 1)).outcome["failure"] != "daemon_lost")
+
+    def saves():
+        engine.ask(prompt_of(BLOCK + 1))
+        node.wait_idle(engine)
+        return node.resident_blocks > 0
+
+    wait_until(saves)
 
 
 def plan(nodes, source, prompt):
@@ -77,7 +82,7 @@ def test_cold_local_and_pulled_answers_are_the_same(nodes, engines, prompt_of, l
     prompt = prompt_of(length)
     first = cold(engines["b"], prompt)
     engines["a"].ask(prompt)
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
 
     engines["a"].forget()
     local = engines["a"].ask(prompt)
@@ -95,7 +100,7 @@ def test_several_answers_to_one_prompt_are_the_same(nodes, engines, prompt_of):
     prompt = prompt_of(10 * BLOCK + 5)
     wanted = cold(engines["b"], prompt)
     engines["a"].ask(prompt)
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
 
     pulled = engines["b"].ask(
         prompt,
@@ -113,7 +118,7 @@ def test_a_conversation_goes_on_at_the_other_node(nodes, engines, prompt_of):
     prompt = prompt_of(6 * BLOCK)
     said = engines["a"].ask(prompt, tokens=3 * BLOCK)
     longer = [*prompt, *json.loads(said.texts[0]), 900, 901]
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
 
     first = cold(engines["b"], longer)
     pulled = engines["b"].ask(longer, kv_transfer_params=plan(nodes, "a", longer))
@@ -143,13 +148,13 @@ def test_a_source_that_is_killed_during_a_pull_costs_time_only(nodes, engines, p
     prompt = prompt_of(12 * BLOCK + 3)
     wanted = cold(engines["b"], prompt)
     engines["a"].ask(prompt)
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
     wish = plan(nodes, "a", prompt)
     nodes["a"].signal(signal.SIGSTOP)  # it takes the question and does not answer
 
     with ThreadPoolExecutor(1) as client:
         asked = client.submit(engines["b"].ask, prompt, kv_transfer_params=wish)
-        wait_until(lambda: engines["b"].waiting() > 0)
+        wait_until(lambda: engines["b"].waiting() > 0 or asked.done())
         nodes["a"].signal(signal.SIGKILL)
         answer = asked.result()
 
@@ -168,7 +173,7 @@ def test_an_engine_whose_daemon_is_killed_goes_on_and_caches_again_later(nodes, 
     alone = engines["a"].ask(prompt)
     start_again(nodes["a"], engines["a"], prompt_of)
     engines["a"].ask(other)
-    nodes["a"].wait_idle()
+    nodes["a"].wait_idle(engines["a"])
     engines["a"].forget()
     again = engines["a"].ask(other)
 
@@ -183,5 +188,5 @@ def test_a_client_that_leaves_leaves_nothing_pinned(nodes, engines, prompt_of, s
         engines["b"].ask(prompt_of(40 * BLOCK), tokens=500, patience_s=seconds)
 
     wait_until(lambda: engines["b"].running() == 0)
-    nodes["b"].wait_idle()
+    nodes["b"].wait_idle(engines["b"])
     assert engines["b"].ask(prompt_of(BLOCK)).texts

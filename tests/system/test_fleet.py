@@ -18,6 +18,7 @@ from prefixfleet.cluster.run_state import StateHome
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
+WHOLE_S = 600.0  # an engine may have to start
 TTFT_WITHIN = 3.0
 """A factor between simulated and live: other processes may slow the live run down for a while."""
 DOCUMENT = (Path(__file__).parents[2] / "README.md").read_text()[:5000]
@@ -71,16 +72,19 @@ def ask(client, question, **options):
 
 def test_the_openai_client_works_unchanged_and_reuse_changes_no_answer(client):
     _, cold = ask(client, "What is it?", extra_body={"cache_salt": uuid.uuid4().hex})
-    _, first = ask(client, "What is it?")
-    headers, again = ask(client, "What is it?")
+    answers = [cold.choices[0].message.content]
+
+    def found():  # a worker of which less is known may be tried once
+        headers, again = ask(client, "What is it?")
+        answers.append(again.choices[0].message.content)
+        return headers if int(headers["x-prefixfleet-hit-tokens"]) > 0 else None
+
+    headers = wait_until(found)
     _, stream = ask(client, "What is it?", stream=True)
     streamed = "".join(c.choices[0].delta.content or "" for c in stream if c.choices)
 
-    answers = [a.choices[0].message.content for a in (cold, first, again)]
-    assert answers[0]
-    assert answers == [answers[0]] * 3
-    assert streamed == answers[0]
-    assert int(headers["x-prefixfleet-hit-tokens"]) > 0
+    assert streamed
+    assert set(answers) == {streamed}
     assert headers["x-prefixfleet-node"] in ("node-0", "node-1")
 
 
@@ -103,44 +107,41 @@ def test_an_unknown_model_is_a_404_in_openais_shape(client):
 def test_status_shows_nodes_workers_and_blocks(fleet, client, environ):
     ask(client, "What is it?")
 
-    status = status_of(environ)
+    status = wait_until(lambda: whole(environ), WHOLE_S)
 
     assert {node["node"] for node in status["nodes"]} == {"node-0", "node-1"}
     assert all(node["epoch"] > 0 for node in status["nodes"])
-    assert {worker["state"] for worker in status["workers"]} == {"ready"}
-    assert sum(n["stats"]["tiers"]["dram"]["resident"] for n in status["nodes"]) > 0
-    wait_until(lambda: engines_hold_something(environ), 30)
+    for tier in ("dram", "gpu"):  # in memory; and by the engines' own KV events
+        wait_until(lambda tier=tier: resident_blocks(environ, tier) > 0)
     table = prefixfleet(environ, "status")
     assert table.returncode == 0
     assert "node-0" in table.stdout
 
 
-def status_of(environ):
-    shown = prefixfleet(environ, "status", "--json")
-    assert shown.returncode == 0, shown.stderr
-    return json.loads(shown.stdout)
-
-
 def whole(environ):
-    """Both nodes hold their leases, both engines serve."""
-    status = status_of(environ)
+    """The status, if both nodes hold their leases and both engines serve."""
+    shown = prefixfleet(environ, "status", "--json")
+    if shown.returncode:  # the router does not answer in time
+        return None
+    status = json.loads(shown.stdout)
     leases = [node["lease"] for node in status["nodes"]]
     states = [worker["state"] for worker in status["workers"]]
-    return leases == ["held"] * 2 and states == ["ready"] * 2 and not status["degraded"]
+    well = leases == ["held"] * 2 and states == ["ready"] * 2 and not status["degraded"]
+    return status if well else None
 
 
-def engines_hold_something(environ):
-    """By their own KV events: the gpu tier, whatever the engines run on."""
-    nodes = status_of(environ)["nodes"]
-    tiers = [node["stats"]["tiers"].get("gpu", {}) for node in nodes]
-    return len(tiers) == 2 and sum(tier.get("resident", 0) for tier in tiers) > 0
+def resident_blocks(environ, tier):
+    """Of both nodes, as they said in their latest records, a second or two ago."""
+    status = whole(environ) or {"nodes": []}
+    tiers = [node["stats"]["tiers"].get(tier, {}) for node in status["nodes"]]
+    return sum(of_node.get("resident", 0) for of_node in tiers)
 
 
 def test_the_simulator_tells_what_this_fleet_does(fleet):
     """The same requests through both: as many tokens found, what is found saves time, and the time
     to first token is about the same: one that is ten times off fails."""
     bench = Path(__file__).parents[1] / "bench" / "simulated.py"
-    sizes = ["--conversations", "3", "--turns", "3"]
+    sizes = ["--conversations", "6", "--turns", "3"]
 
     run = subprocess.run(
         [sys.executable, str(bench), "--endpoint", fleet.endpoint, *sizes],
@@ -150,8 +151,8 @@ def test_the_simulator_tells_what_this_fleet_does(fleet):
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout.splitlines()[-1])
     assert abs(found["simulated_hit_rate"] - found["live_hit_rate"]) < 0.25
-    assert found["live_warm_ttft_s"] < found["live_cold_ttft_s"]
-    assert found["simulated_warm_ttft_s"] < found["simulated_cold_ttft_s"]
+    for side in ("live", "simulated"):  # medians: one request may meet a stall of the machine
+        assert found[f"{side}_warm_ttft_p50_s"] < found[f"{side}_cold_ttft_p50_s"]
     for kind in ("cold", "warm"):
         ratio = found[f"simulated_{kind}_ttft_p50_s"] / found[f"live_{kind}_ttft_p50_s"]
         assert 1 / TTFT_WITHIN < ratio < TTFT_WITHIN, (kind, found)
@@ -165,12 +166,12 @@ def test_a_router_and_a_redis_that_die_are_started_again(fleet, client, environ)
         def answers(before=before):
             try:
                 return ask(client, "What is it?")[1].choices == before.choices
-            except openai.APIError:
+            except (openai.APIError, IndexError):  # no router, or one that knows no model yet
                 return False
 
         wait_until(answers, 120)
 
-    wait_until(lambda: whole(environ), 60)  # the nodes join an empty index one after the other
+    wait_until(lambda: whole(environ), WHOLE_S)  # the nodes join an empty index one after the other
 
 
 def test_engines_are_exchanged_one_by_one_and_no_client_notices(fleet, client, environ):
@@ -201,7 +202,7 @@ def test_engines_are_exchanged_one_by_one_and_no_client_notices(fleet, client, e
     assert errors == []
     assert len(answers) > 2
     assert set(answers) == {answers[0]}
-    wait_until(lambda: whole(environ), 60)
+    wait_until(lambda: whole(environ), WHOLE_S)
     assert {m.max_model_len for m in client.models.list().data} == {3072}
 
 
@@ -213,7 +214,7 @@ def test_an_update_that_cannot_start_leaves_the_fleet_as_it_was(fleet, client, e
     assert updated.returncode == 2
     assert "gave up" in " ".join(updated.stderr.split())
     assert "KV_CACHE_BYTES" in updated.stderr
-    wait_until(lambda: whole(environ), 60)
+    wait_until(lambda: whole(environ), WHOLE_S)
     assert ask(client, "What is it?")[1].choices[0].message.content
 
 

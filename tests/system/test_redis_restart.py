@@ -19,6 +19,13 @@ from prefixfleet.store.redis_server import RedisServer
 
 
 @pytest.fixture
+def port():
+    """Redis's; nobody else's while that is away."""
+    with hold_port("127.0.0.1") as held:
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("n")
 
@@ -43,10 +50,8 @@ def start_redis(folder, password, port):
 
 
 @pytest.mark.timeout(180)
-async def test_nodes_publish_again_and_the_router_sees_them_again(folder, tmp_path):
+async def test_nodes_publish_again_and_the_router_sees_them_again(folder, tmp_path, port):
     password = secrets.token_hex(8)
-    with hold_port("127.0.0.1") as held:
-        port = held.getsockname()[1]
     server = start_redis(tmp_path, password, port)
     index, router_index = (
         RedisIndex(server.url, "f", lease_s=60, timeout_s=20),

@@ -8,6 +8,7 @@ from chats import write_model
 from eventually import until
 from router_rig import Rig
 
+from prefixfleet.cluster.ports import hold_port
 from prefixfleet.store.errors import IndexUnavailable
 from prefixfleet.store.redis_server import RedisServer
 
@@ -18,8 +19,10 @@ LONG = "The prefix cache keeps what a node computed before. " * 20
 @pytest.fixture
 async def rig(tmp_path):
     """A router with a Redis of its own, which the test stops and starts."""
-    server = RedisServer.start(tmp_path / "first", password=PASSWORD)
     async with AsyncExitStack() as stack:
+        held = stack.enter_context(hold_port("127.0.0.1"))  # also while it is away
+        port = held.getsockname()[1]
+        server = RedisServer.start(tmp_path / "first", password=PASSWORD, port=port)
         rig = Rig(write_model(tmp_path / "model"), stack, server.url)
         rig.server = server
         stack.callback(lambda: rig.server.stop())
@@ -32,17 +35,17 @@ def restart(rig, folder):
     rig.server = RedisServer.start(folder, password=PASSWORD, port=port)
 
 
-async def announce_again(rig, *engines):
-    """What workers do when the registry answers again."""
+async def once_it_answers(do):
+    """What workers and nodes say when Redis is back, as they do: again until it answers."""
 
-    async def announced():
+    async def done():
         try:
-            await rig.announce(*(engine.record() for engine in engines))
+            await do()
         except IndexUnavailable:
             return False
         return True
 
-    await until(announced)
+    await until(done, 60)
 
 
 async def test_without_redis_requests_are_served_and_matched_by_what_was_known(rig):
@@ -59,7 +62,8 @@ async def test_without_redis_requests_are_served_and_matched_by_what_was_known(r
     assert {headers["x-prefixfleet-node"] for _, headers, _ in answers} == {"node-b"}
 
 
-async def test_a_redis_that_restarts_empty_blinds_nobody(rig, tmp_path):
+async def test_a_redis_that_restarts_empty_blinds_nobody(rig, tmp_path, monkeypatch):
+    monkeypatch.setattr("prefixfleet.router.view.INHERIT_S", 60.0)  # nodes come back in time
     engines = [await rig.engine(name) for name in "ab"]
     router = await rig.start(*engines)
     ids = engines[1].tokens.of_text(LONG)
@@ -74,8 +78,8 @@ async def test_a_redis_that_restarts_empty_blinds_nobody(rig, tmp_path):
 
     asking = asyncio.create_task(ask_on())
     restart(rig, tmp_path / "second")
-    await announce_again(rig, *engines)
-    await rig.holds(engines[1], ids)  # the node noticed, joined again and published
+    await once_it_answers(lambda: rig.announce(*(engine.record() for engine in engines)))
+    await once_it_answers(lambda: rig.holds(engines[1], ids))  # it joined again and published
     await until(lambda: router.degraded.modes() == [])
     counted = len(answers)
     await until(lambda: len(answers) >= counted + 20)

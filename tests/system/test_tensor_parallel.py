@@ -35,7 +35,7 @@ def test_hits_of_two_ranks_answer_as_cold_ones(tmp_path_factory, redis_server):
         cold = engines["b"].ask(prompt, cache_salt=uuid.uuid4().hex, logprobs=20)
         other = engines["b"].ask(another, logprobs=20)
         engines["a"].ask(prompt)
-        nodes["a"].wait_idle()
+        nodes["a"].wait_idle(engines["a"])
 
         plan = plan_for(nodes["a"], PROMPT)
         pulled = engines["b"].ask(prompt, logprobs=20, kv_transfer_params=plan)

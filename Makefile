@@ -7,7 +7,7 @@
 VENV ?= .venv
 PY := $(VENV)/bin/python
 # by themselves: quality.py takes an hour; fleet.py, simulated.py, tiers.py and encodings.py start engines; router.py wants the machine
-# to itself; eviction.py, published.py and partial_blocks.py a trace; fleet_size.py, broken_links.py
+# to itself; eviction.py, disk_admission.py, published.py and partial_blocks.py a trace; fleet_size.py, broken_links.py
 BENCHES := $(addprefix tests/bench/,index.py kernels.py store.py transfer.py policies.py replay.py)
 
 .PHONY: setup demo test check bench chaos soak fuzz clean

@@ -110,18 +110,19 @@ class Demotion:
         """(block, parent, slot) of what is to be written, parents first.
 
         While there is room on the disk everything is worth a write; then only the fleet's last
-        copy of what a request found since it came, and what lies before that.
+        copy, and what lies before that; and of what no request found since it came, only where
+        the tier takes that too.
         """
         chosen: list[tuple[BlockHash, BlockHash, int]] = []
         above: set[BlockHash] = set()
-        roomy = self._tier.roomy
+        roomy, takes_unused = self._tier.roomy, self._tier.gate.takes_unused
         for block, parent, slot, uses in zip(
             victims.hashes, victims.parents, victims.slots, victims.uses, strict=True
         ):
             if self._tier.holds(block):
                 continue
             needed = block in above or block in self._needed
-            if roomy or needed or (uses and block not in elsewhere):
+            if roomy or needed or ((uses or takes_unused) and block not in elsewhere):
                 above.add(parent)
                 chosen.append((block, parent, slot))
             else:

@@ -163,7 +163,8 @@ class DiskTiers:
         threads = DiskThreads(wear_file)
         space = DiskSpace(self._settings.ssd_bytes, time.monotonic)
         space.holders |= {digest: self._kept(threads, files) for digest, files in kept.items()}
-        return SharedDisk(threads, budget, space)
+        takes_all = self._settings.ssd_admission == "all"
+        return SharedDisk(threads, budget, space, takes_all)
 
     def _budget(self, slot_bytes: int) -> tuple[WearFile | None, WearBudget]:
         """What may be written, by what earlier lives left of it; no file without a limit."""

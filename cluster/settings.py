@@ -74,6 +74,7 @@ class NodeSettings(Section):
     ssd_path: Path | None = None
     ssd_bytes: int = Field(default=16 << 30, ge=1 << 20)
     ssd_write_bytes_per_day: int = Field(default=0, ge=0)  # an hour of it, or a block, at once
+    ssd_admission: Literal["reused", "all"] = "reused"  # what a full disk takes; see DESIGN 12
     ssd_key_file: Path | None = None  # 64 hex digits: blocks on disk are AES-256-GCM by it
 
     @field_validator("ssd_path")

@@ -57,6 +57,7 @@ class SharedDisk:
     threads: DiskThreads
     budget: WearBudget
     space: DiskSpace
+    takes_all: bool = False  # when it is full, also what nobody asked for since it came
 
 
 class SsdTier:
@@ -92,7 +93,7 @@ class SsdTier:
             leave=self._evict,
             clock=clock,
         )
-        self.gate = WriteGate(disk.budget, clock)
+        self.gate = WriteGate(disk.budget, clock, takes_all=disk.takes_all)
         self._leaving = leaving
         self._counts: Counter[str] = Counter()
 

@@ -1,4 +1,4 @@
-"""`WriteGate`: whether a disk tier writes now, and if not, why. No I/O.
+"""`WriteGate`: whether a disk tier writes now, and what; if not, why. No I/O.
 
 Two things stop the writes: the disk failed a short while ago, or the wear budget, which all
 namespaces of the disk share, is used up. Neither stops reads.
@@ -21,11 +21,15 @@ WORN = (
 
 
 class WriteGate:
-    """Owned by its `SsdTier`, which tells it how writes end; ``budget`` is the disk's."""
+    """Owned by its `SsdTier`, which tells it how writes end; ``budget`` is the disk's.
+    ``takes_all``: a full disk takes what nobody asked for too."""
 
-    def __init__(self, budget: WearBudget, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, budget: WearBudget, clock: Callable[[], float], *, takes_all: bool = False
+    ) -> None:
         self._budget = budget
         self._clock = clock
+        self._takes_all = takes_all
         self._failure = ""
         self._retry_at = 0.0
 
@@ -33,6 +37,12 @@ class WriteGate:
     def open(self) -> bool:
         """Whether writes are tried now; False for a while after the disk failed."""
         return not self._failure or self._clock() >= self._retry_at
+
+    @property
+    def takes_unused(self) -> bool:
+        """Whether what nobody asked for may push out what is older: not from half of the budget
+        on, that is for what was asked for."""
+        return self._takes_all and self._budget.left >= 0.5
 
     @property
     def degraded(self) -> str:

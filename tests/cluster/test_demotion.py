@@ -55,7 +55,12 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path, clock):
+def takes_all():
+    return False
+
+
+@pytest.fixture
+async def world(tmp_path, clock, takes_all):
     async def leaving(hashes):
         """Nobody else is told here."""
 
@@ -63,7 +68,7 @@ async def world(tmp_path, clock):
         SlotFiles(tmp_path, LAYOUT, NAMESPACE, DISK_SLOTS),
         NAMESPACE,
         LruOrder(),
-        disk=disk_of(clock),
+        disk=disk_of(clock, takes_all=takes_all),
         leaving=leaving,
         clock=clock,
     )
@@ -104,6 +109,18 @@ async def test_a_full_disk_is_not_written_for_what_another_node_holds(world):
     await world.evict(3, elsewhere=USED)
 
     assert world.tier.pool.match(USED) == 0
+
+
+@pytest.mark.parametrize("takes_all", [True])
+async def test_a_full_disk_that_takes_all_takes_last_copies_of_what_nobody_used(world):
+    await world.fill_disk()
+    world.put(USED)
+    world.put(UNUSED)
+
+    await world.evict(6, elsewhere=USED)
+
+    assert (world.tier.pool.match(USED), world.tier.pool.match(UNUSED)) == (0, 3)
+    assert world.demotion.not_worth == 3
 
 
 async def test_what_left_before_its_parents_is_written_though_they_leave_before_its_turn(world):

@@ -107,6 +107,23 @@ async def test_what_was_pushed_out_of_memory_comes_back_from_disk(index, setting
         assert disk(daemon)["promoted_blocks"] > 0
 
 
+@pytest.mark.parametrize(("admission", "kept"), [("reused", "first"), ("all", "last")])
+async def test_what_a_full_disk_takes_of_what_nobody_asked_for_is_a_setting(
+    index, settings, admission, kept
+):
+    chains = [fresh_chain(60) for _ in range(16)]
+    chosen = settings(ssd_admission=admission, eviction="lru")
+    async with (
+        running_node(index, chosen) as daemon,
+        PlainEngine.connected(daemon.settings.socket_path) as engine,
+    ):
+        await fill(daemon, engine, chains)
+
+        first, late = on_disk(daemon, chains[0]), on_disk(daemon, chains[-5])
+        assert (first == 60, late == 60) == (kept == "first", kept == "last")
+        assert (disk(daemon)["not_worth_blocks"] > 0) == (admission == "reused")
+
+
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Writes wait until this is set."""

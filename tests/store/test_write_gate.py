@@ -29,6 +29,17 @@ def test_a_disk_that_fails_again_and_again_is_told_once_and_so_is_its_end(clock,
     assert [record.levelname for record in caplog.records] == ["ERROR", "WARNING"]
 
 
+def test_what_nobody_asked_for_leaves_half_of_the_budget_to_what_was(clock):
+    budget = WearBudget(int(DAY_S), clock)  # a byte a second, an hour of it
+    all_of_it, reused = WriteGate(budget, clock, takes_all=True), WriteGate(budget, clock)
+    assert (all_of_it.takes_unused, reused.takes_unused) == (True, False)
+
+    assert budget.take(1000)
+    assert all_of_it.takes_unused
+    assert budget.take(1000)
+    assert not all_of_it.takes_unused
+
+
 def test_a_used_up_budget_refuses_writes_and_shuts_nothing(clock, caplog):
     """It fills all the time: some of the next batch may be written."""
     gate = WriteGate(WearBudget(int(DAY_S), clock), clock)  # a byte a second, an hour of it

@@ -17,8 +17,12 @@ def disk_of(
     cap_bytes: int = ROOM_BYTES,
     budget: WearBudget | None = None,
     wear_file: WearFile | None = None,
+    takes_all: bool = False,
 ) -> SharedDisk:
     """What tiers share; close its threads, or leave them to the interpreter's end."""
     return SharedDisk(
-        DiskThreads(wear_file), budget or WearBudget(None, clock), DiskSpace(cap_bytes, clock)
+        DiskThreads(wear_file),
+        budget or WearBudget(None, clock),
+        DiskSpace(cap_bytes, clock),
+        takes_all,
     )

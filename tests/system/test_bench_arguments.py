@@ -16,6 +16,8 @@ BENCHES = Path(__file__).parents[1] / "bench"
         (["eviction.py", "EMPTY"], "no requests in it"),
         (["eviction.py", "TRACE", "--sizes", "0"], "--sizes: got"),
         (["eviction.py", "TRACE", "--processes", "0"], "got 0, expected"),
+        (["disk_admission.py", "EMPTY"], "no requests in it"),
+        (["disk_admission.py", "TRACE", "--disk", "0"], "got 0, expected"),
         (["policies.py", "--requests", "0"], "got 0, expected"),
         (["policies.py", "--jobs", "0"], "got 0, expected"),
         (["policies.py", "--workload", "EMPTY"], "no requests in it"),

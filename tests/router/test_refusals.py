@@ -164,6 +164,15 @@ async def test_a_text_that_was_cut_within_a_character_is_named(rig):
     assert "\\ud83d without its second part" in body["error"]["message"]
 
 
+async def test_what_only_looks_like_half_a_character_is_a_bad_request_too(rig):
+    await rig.start(await rig.engine())
+
+    response, body = await ask(rig, b'{"model":"tiny","prompt":"caf\\ud8\xff\xff"}')
+
+    assert response.status == 400
+    assert "half of a character" not in body["error"]["message"]
+
+
 async def test_a_small_body_that_unpacks_over_the_limit_is_413(rig):
     await rig.start(await rig.engine(), max_body_bytes=4_096)
     bomb = gzip.compress(b'{"model":"tiny","prompt":"' + b"x" * 1_000_000 + b'"}')

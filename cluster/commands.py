@@ -5,7 +5,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -15,9 +14,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from rich.console import Console
 
+from prefixfleet.cluster.detached import start_detached
 from prefixfleet.cluster.earlier_runs import DEMO, clear_demos, clear_run
-from prefixfleet.cluster.run_state import RunDir, RunState, StateHome
-from prefixfleet.cluster.settings import MAX_START_S, check_model
+from prefixfleet.cluster.run_state import RunDir, StateHome
+from prefixfleet.cluster.settings import check_model
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.settings import FleetSettings
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from prefixfleet.cluster.up import Wish
 
 REDIS_VARIABLE = "PREFIXFLEET_REDIS_URL"
-START_S = MAX_START_S + 60.0  # the supervisor knows itself how long its engines may
 DOWN_S = 90.0
 LOOK_S = 0.1
 WIDTH = 132
@@ -100,38 +99,12 @@ def _detach(directory: RunDir, options: argparse.Namespace) -> int:
     if state and state.supervisor_alive():
         raise ConfigError(f"a fleet is already up at {state.endpoint}; `prefixfleet down` stops it")
     clear_run(directory)
-    command = [sys.executable, "-m", "prefixfleet.cluster", "up", *_arguments(options)]
-    log_file = directory.logs / "up.log"
     # its password is for the environment: everybody may read a command line
-    environ = os.environ | ({REDIS_VARIABLE: options.redis} if options.redis else {})
-    with log_file.open("ab") as output:
-        child = subprocess.Popen(
-            command,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    environ = {REDIS_VARIABLE: options.redis} if options.redis else {}
     with console.status("starting the fleet"):
-        state = _until_settled(directory, child)
-    if state is None or state.phase != "ready":
-        child.terminate()
-        child.wait(DOWN_S)
-        why = (state.error if state else "") or "it ended before it could say why"
-        raise ConfigError(f"the fleet did not start: {why}; see {log_file}")
+        state = start_detached(directory, _arguments(options), environ)
     sys.stdout.write(f"{state.endpoint}/v1\n")
     return 0
-
-
-def _until_settled(directory: RunDir, child: "subprocess.Popen[bytes]") -> RunState | None:
-    deadline = time.monotonic() + START_S
-    while child.poll() is None and time.monotonic() < deadline:
-        state = directory.read()
-        if state and state.phase != "starting":
-            return state
-        time.sleep(LOOK_S)
-    return directory.read()
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:

@@ -21,9 +21,10 @@ from prefixfleet.cluster.model import default_cache_dir
 from prefixfleet.cluster.ports import hold_port
 from prefixfleet.cluster.settings import WorkerSettings
 from prefixfleet.cluster.worker_adapters import WorkerAdapters
+from prefixfleet.cluster.worker_notice import WorkerNotice
 from prefixfleet.store.errors import ConfigError, FleetError, IndexUnavailable
 from prefixfleet.store.index import PrefixIndex
-from prefixfleet.store.records import FleetWish, WorkerRecord
+from prefixfleet.store.records import WorkerRecord
 from prefixfleet.store.registry import WorkerRegistry
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 RENEW_S = 1.0
-LEASE_S = 3.0
 SILENT_S = 60.0
 """An engine that does not answer /health for so long is started again."""
 STOP_S = 15.0
@@ -57,13 +57,10 @@ class Worker:
     ) -> None:
         self._settings = settings
         self._index = index
-        self._registry = registry
+        self._notice = WorkerNotice(settings, registry)
         self._url = ""
         self._waits_for = ""
         self._probe: EngineProbe | None = None  # while the engine serves
-        self._leaving = False
-        self._wished = "ready"
-        self._said = ""
         self.ready: asyncio.Future[WorkerRecord] = asyncio.get_running_loop().create_future()
         self.starts = 0
 
@@ -110,7 +107,7 @@ class Worker:
 
         The engine serves on: cancel `run` afterwards.
         """
-        self._leaving = True
+        self._notice.leaving = True
         try:
             async with asyncio.timeout(self._settings.drain_s):
                 if probe := self._probe:
@@ -132,8 +129,7 @@ class Worker:
         try:
             yield child
         finally:
-            with contextlib.suppress(IndexUnavailable):  # then its lease ends by itself
-                await self._registry.withdraw(self._settings.name)
+            await self._notice.withdraw()
             await child.stop(STOP_S)
 
     async def _come_up(
@@ -168,32 +164,10 @@ class Worker:
         while True:
             if await _unless_ended(child, probe.healthy()):
                 answered = time.monotonic()
-                await self._announce(replace(record, adapters=adapters.found))
+                await self._notice.renew(replace(record, adapters=adapters.found))
             elif time.monotonic() - answered > SILENT_S:
                 raise EngineFailed(f"does not answer {self._url}/health for {SILENT_S:g} s")
             await _unless_ended(child, asyncio.sleep(RENEW_S))
-
-    async def _announce(self, record: WorkerRecord) -> None:
-        try:
-            self._wished = self._state_in(await self._registry.wish())
-        except (IndexUnavailable, ConfigError) as error:
-            self._say_once(f"worker {record.worker}: the wish cannot be read: {error}")
-        else:
-            self._said = ""
-        state = "leaving" if self._leaving else self._wished
-        try:
-            await self._registry.announce(replace(record, state=state), ttl_s=LEASE_S)
-        except IndexUnavailable as error:
-            log.debug("worker %s not announced: %s", record.worker, error)
-
-    def _say_once(self, what: str) -> None:
-        if what != self._said:
-            self._said = what
-            log.warning("%s", what)
-
-    def _state_in(self, wish: FleetWish) -> str:
-        mine = {self._settings.name, self._settings.node, self._settings.host}
-        return "draining" if mine & set(wish.draining) else "ready"
 
     async def _node_kind(self, session: aiohttp.ClientSession) -> dict[str, Any]:
         """What the node's daemon says of the engine's namespace, once its connector said hello."""

@@ -36,7 +36,7 @@ async def pin(router: Router, raw: bytes, *, ends: bool) -> dict[str, Any]:
     body, wish = _read(raw)
     if wish.ttl_s is None and not ends:
         raise BadRequest(f"ttl_s is missing: seconds, at most {MAX_TTL_S:.0f}", param="ttl_s")
-    workers = [w for w in router.roster.ready(wish.model) if not w.static]
+    workers = [w for w in router.roster.openings.ready(wish.model) if not w.static]
     if not workers:
         raise BadRequest("plain engines have no node that could keep a prefix", param="model")
     prompt, chains = await asyncio.get_running_loop().run_in_executor(

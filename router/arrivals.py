@@ -47,7 +47,7 @@ async def ready_by(router: "Router", model: str, until_s: float) -> "Sequence[Wo
     while True:
         came = roster.next_arrival()
         try:
-            return roster.ready(model)
+            return roster.openings.ready(model)
         except AllDrained:
             raise
         except NoWorker:
@@ -79,7 +79,7 @@ def there_now(passage: "Passage", chains: "Chains", without: Collection[str]) ->
     """Workers but ``without`` that may get the request now and read prompts alike."""
     model = passage.body.get("model", str) or ""
     with contextlib.suppress(NoWorker, AllDrained, UnknownModel):
-        ready = passage.router.roster.ready(model)
+        ready = passage.router.roster.openings.ready(model)
         return [w for w in ready if w.name not in without and w.kind in chains]
     return []
 

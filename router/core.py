@@ -108,7 +108,7 @@ class Router:
             clock,
             at_once=settings.policy != OURS,
         )
-        learned = (self.dispatcher.speeds, self.token_times, self.traffic, self.roster)
+        learned = (self.dispatcher.speeds, self.token_times, self.traffic, self.roster.openings)
         self._departed = Departed(clock, [part.forget for part in learned])
         self.background = Background(
             asking(lambda: self.session),

@@ -9,16 +9,16 @@ record changes, and again after it failed before our eyes. States: "checking", "
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from prefixfleet.router.adapter_notices import bounded, forget, say_change, say_claims, some
+from prefixfleet.router.adapter_notices import bounded, forget, say_change, say_claims
 from prefixfleet.router.adapters import Adapters, registered
 from prefixfleet.router.degraded import Degraded
-from prefixfleet.router.errors import AllDrained, NoWorker, UnknownModel
-from prefixfleet.router.examiner import LAST_RETRY_S, Ask, Examine, Examiner
+from prefixfleet.router.examiner import Ask, Examine, Examiner
+from prefixfleet.router.openings import Openings
 from prefixfleet.router.orders import Orders
-from prefixfleet.router.seat import Seat, Standing, all_drained, models_of, ready_for
+from prefixfleet.router.seat import Seat, Standing
 from prefixfleet.router.worker import Worker
 from prefixfleet.router.worker_list import WorkerList
 from prefixfleet.store.errors import IndexUnavailable
@@ -51,49 +51,8 @@ class Roster:
         self._degraded = degraded
         self._joined = joined
         self._seats: dict[str, Seat] = {}
-        self._ready: dict[str, Sequence[Worker]] = {}  # by model; empty after each change
-        self._told = ""  # the models there are, for who asks for another one; likewise
-        self._served: dict[str, Collection[str]] = {}  # models of workers that were ready
+        self.openings = Openings(self._seats, self.is_whole)
         self._arrival = asyncio.Event()
-
-    def ready(self, model: str) -> Sequence[Worker]:
-        """Workers that may get a request for ``model``; at least one.
-
-        Raises:
-            UnknownModel: other models are served, not this one.
-            AllDrained: an operator drained all of them.
-            NoWorker: none is ready at the moment, or the list may not be whole yet.
-        """
-        if ready := self._ready.get(model):
-            return ready
-        if ready := ready_for(self._seats.values(), model):
-            self._ready[model] = ready
-            return ready
-        if self.is_whole() and self._seats and not self._expects(model):
-            told = self._told = self._told or some(models_of(self._seats.values()))
-            raise UnknownModel(
-                f"the model {model!r:.200} does not exist; this fleet serves {told}",
-                param="model",
-            )
-        if self.is_whole() and all_drained(self._seats, self._served, model):
-            raise AllDrained(
-                f"every worker of the model {model!r:.200} is drained; `prefixfleet resume` gives "
-                "them back",
-                retry_after_s=LAST_RETRY_S,
-            )
-        raise NoWorker(
-            "no worker is ready; `prefixfleet status` says why", retry_after_s=LAST_RETRY_S
-        )
-
-    def _expects(self, model: str) -> bool:
-        """Whether anybody serves ``model``, or did and may be back."""
-        known = any(seat.has(model) for seat in self._seats.values())
-        return known or any(model in models for models in self._served.values())
-
-    def _changed(self) -> None:
-        """What was worked out for requests does not hold any more."""
-        self._ready.clear()
-        self._told = ""
 
     def is_whole(self) -> bool:
         """Whether no worker is missing in the list that may be announcing itself still."""
@@ -122,10 +81,6 @@ class Roster:
         """Of every known worker."""
         return frozenset(self._seats)
 
-    def forget(self, name: str) -> None:
-        """A worker is gone for good: its model is not waited for on its account any more."""
-        self._served.pop(name, None)
-
     def standings(self) -> list[Standing]:
         """Every known worker with its state."""
         return [seat.standing() for seat in self._seats.values()]
@@ -136,7 +91,7 @@ class Roster:
         if seat and seat.state in EXAMINED:
             log.warning("worker %s is down: %s", name, reason)
             seat.state, seat.reason = "down", reason
-            self._changed()
+            self.openings.changed()
             self._start_examination(seat)
 
     async def look_for_adapters(self, name: str) -> None:
@@ -158,7 +113,7 @@ class Roster:
         seat.adapt(adapters)
         if seat.state == "ready":
             self._settle(seat)  # requests may be waiting for what came
-        self._changed()
+        self.openings.changed()
         say_claims(self._seats.values(), self._degraded)
 
     async def run(self) -> None:
@@ -190,7 +145,7 @@ class Roster:
             left = self._seats.pop(name)
             left.stop()
             forget(name, left.adapters, self._degraded)
-            self._changed()
+            self.openings.changed()
         for name, record in listed.items():
             seat = self._seats.get(name)
             if seat is None or _differs(seat.record, record):
@@ -207,7 +162,7 @@ class Roster:
             before.stop()
         adapters = bounded(record.worker, registered(record), self._degraded)
         seat = self._seats[record.worker] = Seat(record, adapters)
-        self._changed()
+        self.openings.changed()
         self._start_examination(seat)
 
     def _change(self, seat: Seat, record: WorkerRecord) -> None:
@@ -223,9 +178,9 @@ class Roster:
     def _settle(self, seat: Seat) -> None:
         """An examined worker is what its record says."""
         seat.state, seat.reason = seat.record.state, ""
-        self._changed()
+        self.openings.changed()
         if seat.state == "ready":
-            self._served[seat.record.worker] = models_of([seat])
+            self.openings.opened(seat)
             self._arrival.set()
             self._arrival = asyncio.Event()
 
@@ -244,7 +199,7 @@ class Roster:
     def _refuse(self, seat: Seat, reason: str) -> None:
         seat.state, seat.reason = "refused", reason
         seat.settle(None)
-        self._changed()
+        self.openings.changed()
 
 
 def _differs(before: WorkerRecord, after: WorkerRecord) -> bool:

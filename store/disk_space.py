@@ -93,6 +93,11 @@ class DiskSpace:
         """Whether a file of ``size`` bytes fits beside what is there."""
         return self.held_bytes + size <= self.cap_bytes
 
+    def gives_to(self, digest: bytes) -> bool:
+        """Whether another namespace would give it a file now."""
+        known = digest in self.holders
+        return known and giver_of(self._part(digest), self._others(digest)) is not None
+
     async def obtain(self, digest: bytes, size: int, take: Callable[[], None]) -> bool:
         """Have room for one more file of ``size`` bytes, and ``take`` it: count it as held. False
         if that would take what is younger than what it has itself, or it is no holder any more."""

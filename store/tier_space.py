@@ -62,9 +62,11 @@ class TierSpace:
 
     @property
     def roomy(self) -> bool:
-        """Whether a block has room without eviction, here or elsewhere."""
-        more = len(self._own) < self._most and self._space.has_room(self._files.bucket_bytes)
-        return self._pool.free_slots > 0 or more
+        """Whether a block has room that costs this namespace none of its own."""
+        if self._pool.free_slots > 0:
+            return True
+        more = self._space.has_room(self._files.bucket_bytes) or self._space.gives_to(self._digest)
+        return more and len(self._own) < self._most
 
     def idle_s(self) -> float:
         """See `Holder`; a file's worth of free slots has an age too."""

@@ -45,10 +45,7 @@ class _Waiting:
 
 
 class Channel:
-    """See the module, and `prefixfleet.transfer.link.Peer`, which it fulfils.
-
-    Owned by the event loop that opened it.
-    """
+    """See the module, and `link.Peer`, which it fulfils. Owned by the event loop that opened it."""
 
     lanes = "tcp"
 

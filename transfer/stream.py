@@ -59,9 +59,8 @@ class Stream:
 
     async def receive(self, count: int) -> bytearray:
         """The next ``count`` bytes."""
-        room = max(count - len(self._ahead), AHEAD_BYTES)
-        buffer = bytearray(len(self._ahead) + room)
         have = len(self._ahead)
+        buffer = bytearray(max(count, have + AHEAD_BYTES))
         buffer[:have] = self._ahead
         self._ahead = memoryview(b"")
         while have < count:
@@ -101,10 +100,8 @@ class Stream:
         """`drop`, and wait until no thread writes into a target any more. Repeated calls do
         nothing."""
         self.drop()
-        if self._in_threads:
-            in_threads = list(self._in_threads)  # each takes itself out when it ends
-            waits = [asyncio.wrap_future(thread) for thread in in_threads]
-            await asyncio.gather(*waits, return_exceptions=True)
+        waits = map(asyncio.wrap_future, list(self._in_threads))  # each takes itself out
+        await asyncio.gather(*waits, return_exceptions=True)
         self._sock.close()
 
     async def _by_thread(

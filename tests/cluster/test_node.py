@@ -22,6 +22,7 @@ from node_rig import (
 
 from prefixfleet.cluster.handover import HandedOver, ask_handover, encode_request
 from prefixfleet.cluster.leftovers import pools_of
+from prefixfleet.store import watermark
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.prefetch import (
     SIGNATURE_HEADER,
@@ -187,14 +188,17 @@ async def test_copies_go_before_the_fleets_last_copies(index, folder):
         assert held.get("a", 0) <= 36
 
 
-async def test_a_pool_that_is_all_pinned_gives_no_slot_and_loses_nothing(index, folder):
+async def test_a_pool_that_is_all_pinned_gives_no_slot_and_loses_nothing(
+    index, folder, monkeypatch
+):
+    monkeypatch.setattr(watermark, "MOST_SHARE", 4 / 128)  # the evictor keeps four slots free
     chain, more = fresh_chain(128), fresh_chain(4)
     settings = settings_of(folder)
     async with (
         running_node(index, settings) as daemon,
         PlainEngine.connected(settings.socket_path) as engine,
     ):
-        await engine.put(chain[:124])  # the evictor keeps four slots free
+        await engine.put(chain[:124])
         await engine.prepare(chain)
         await engine.put(fresh_chain(4))
         await engine.prepare(fresh_chain(1), request="another")

@@ -144,11 +144,34 @@ async def test_one_cap_holds_for_the_sum_and_what_comes_back_is_right(
         for pool in daemon._opener.pools.values():
             pool.cache.tier.pool.check()
         snapshot = daemon.snapshot()
-        assert written  # on a full disk, who is not asked for again gets no room
+        assert written
         assert snapshot["disk"]["cap_bytes"] == cap
         metrics = render_metrics(snapshot)
         assert metrics.count(b"prefixfleet_node_kind_disk_bytes{") == 2
         assert b"prefixfleet_node_ssd_held_bytes " in metrics
+
+
+async def test_a_model_whose_blocks_nobody_asked_for_again_has_room_on_a_disk_of_older_ones(
+    index, settings, tmp_path, monkeypatch
+):
+    cap = 8 << 20
+    async with running_node(index, settings(ssd_bytes=cap)) as daemon, both_at(daemon) as engines:
+        small, large = engines
+        space = daemon._opener.disks._shared.space
+        while space.has_room(cap // 32):
+            await stored(small, fresh_chain(50), 1)
+        monkeypatch.setattr(disk_space, "LEAST_AGE_S", 0.0)
+        monkeypatch.setattr(disk_space, "OLDER", 1.0)  # nothing of it is used from now on
+        held = kind(daemon, small)["disk_bytes"]
+
+        async def has_half():
+            await large.put(fresh_chain(50), 2)
+            assert held_by_files(tmp_path) <= cap
+            return kind(daemon, large)["disk_bytes"] > held / 2
+
+        await until(has_half)
+        assert kind(daemon, small)["disk_bytes"] < held
+        assert daemon.snapshot()["disk"]["given_files"] > 0
 
 
 async def test_what_an_absent_model_left_goes_when_it_is_oldest(

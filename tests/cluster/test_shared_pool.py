@@ -185,6 +185,7 @@ async def test_a_model_without_an_engine_keeps_its_blocks_until_others_need_the_
 async def test_a_slab_in_use_is_not_given_away(node, monkeypatch):
     """Blocks that an engine reads, in every slab."""
     monkeypatch.setattr(slab_mover, "EMPTY_S", 0.2)
+    monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # all of it stays
     socket = node.settings.socket_path
     async with PlainEngine.connected(socket, engine="small", **SMALL) as small:
         chain = fresh_chain(1_490)
@@ -206,8 +207,9 @@ async def test_a_slab_in_use_is_not_given_away(node, monkeypatch):
             assert await stored(large, fresh_chain(20), 2) == 20
 
 
-async def test_what_a_peer_reads_under_a_lease_stays_while_the_slab_is_wanted(node):
+async def test_what_a_peer_reads_under_a_lease_stays_while_the_slab_is_wanted(node, monkeypatch):
     """And when the lease has ended, its range is granted to nobody, whoever the bytes are of."""
+    monkeypatch.setattr(watermark, "MOST_SHARE", watermark.LEAST_SHARE)  # all of it is leased
     socket, chain = node.settings.socket_path, fresh_chain(1_490)
     async with (
         PlainEngine.connected(socket, engine="small", **SMALL) as small,
@@ -223,6 +225,7 @@ async def test_what_a_peer_reads_under_a_lease_stays_while_the_slab_is_wanted(no
             budget_s=60.0,
         )
         leased = decode_answer(await peer.ask(wire.pack(lease), deadline=in_s(20)), "a")
+        assert len(leased.slots) == len(chain)
         async with PlainEngine.connected(socket, engine="large", **LARGE) as large:
             seen: list[int] = []
 

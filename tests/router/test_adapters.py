@@ -141,16 +141,16 @@ async def test_an_adapter_whose_files_cannot_be_told_is_placed_by_load(rig):
 async def test_adapters_come_and_go_without_another_examination(rig):
     engine = await rig.engine("a")
     router = await rig.start(engine)
-    worker, examined = router.roster.ready("tiny")[0], len(engine.paths)
+    worker, examined = router.roster.openings.ready("tiny")[0], len(engine.paths)
 
     await rig.lists(engine.record(adapters={"sql": SQL, "law": LAW}))
-    sql, law = router.roster.ready("sql")[0], router.roster.ready("law")[0]
+    sql, law = router.roster.openings.ready("sql")[0], router.roster.openings.ready("law")[0]
     assert await models(rig) == {"tiny": None, "sql": "tiny", "law": "tiny"}
     await rig.lists(engine.record(adapters={"sql": SQL, "law": SQL}))
 
-    assert router.roster.ready("tiny")[0] is worker
-    assert router.roster.ready("sql")[0] is sql
-    assert router.roster.ready("law")[0] is not law
+    assert router.roster.openings.ready("tiny")[0] is worker
+    assert router.roster.openings.ready("sql")[0] is sql
+    assert router.roster.openings.ready("law")[0] is not law
     await rig.lists(engine.record())
     assert (await rig.post(model="sql"))[0] == 404
     assert (await rig.post(model="tiny"))[0] == 200

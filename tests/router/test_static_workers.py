@@ -297,7 +297,7 @@ async def test_a_speed_that_the_entry_does_not_say_is_measured(rig, path):
 
     await rig.start(records=[], ready=1, workers_file=entries)
 
-    (worker,) = rig.router.roster.ready("tiny")
+    (worker,) = rig.router.roster.openings.ready("tiny")
     assert worker.record.prefill_tokens_per_s > 0
 
 

@@ -7,6 +7,7 @@ from aiohttp import web
 from eventually import until
 from upstreams import answer
 
+from prefixfleet.router import traffic as traffic_module
 from prefixfleet.router.traffic import FAILURES, FIRST_EJECTION_S, FIRST_SHARE, Traffic
 
 
@@ -86,7 +87,9 @@ def test_a_new_worker_that_is_alone_gets_everything(traffic):
     assert allowed(traffic, "a") == "a"
 
 
-async def test_a_worker_whose_answers_fail_gets_no_more(rig):
+async def test_a_worker_whose_answers_fail_gets_no_more(rig, monkeypatch):
+    monkeypatch.setattr(traffic_module, "FIRST_EJECTION_S", 300.0)  # longer than the test
+
     async def broken(engine, request, asked):
         return web.json_response({"error": {"message": "out of memory"}}, status=500)
 

@@ -149,6 +149,7 @@ async def test_whoever_writes_has_the_whole_disk_until_another_does(disk):
     for number in range(40):
         assert await disk.store(SMALL, chain_of(number)) == 4
     assert disk.space.holders[SMALL].files == 10
+    assert (disk.tiers[SMALL].roomy, disk.tiers[LARGE].roomy) == (False, True)
 
     for number in range(200, 203):
         assert await disk.store(LARGE, chain_of(number)) == 4
@@ -192,6 +193,7 @@ async def test_what_is_younger_is_not_taken(disk):
         await disk.store(LARGE, chain_of(100 + number))
 
     assert disk.space.given_files == given
+    assert not any(disk.space.gives_to(name) for name in LAYOUTS)
     assert all(holder.files >= 2 for holder in disk.space.holders.values())
     assert await disk.check(SMALL, chain_of(59)) == 4
     assert await disk.check(LARGE, chain_of(159)) == 4

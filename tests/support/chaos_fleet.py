@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
+from chaos_process import Process
 from chaos_real import MODEL
 from chats import write_model
 from eventually import until
 from link_proxy import LinkProxy
 from upstreams import SECRET
 
-from prefixfleet.cluster.leash import leashed
 from prefixfleet.cluster.leftovers import SHARED_MEMORY, pool_prefix
 from prefixfleet.cluster.model import default_cache_dir, demo_model
 from prefixfleet.cluster.ports import hold_port
@@ -32,64 +31,6 @@ POOL_BYTES = 1 << 20
 DISK_BYTES, REAL_DISK_BYTES = 2 << 20, 128 << 20
 REAL_POOL_BYTES = 64 << 20  # 43 blocks of the demo's model: it evicts
 UP_S = 300.0  # of a machine that is busy with other things
-STOP_S = 30.0
-
-
-class Process:
-    """One process that can be killed, frozen and started again, on the same port as before."""
-
-    def __init__(self, name: str, command: list[str], environ: dict[str, str], log: Path) -> None:
-        self.name = name
-        self._command = leashed(command)
-        self._environ = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
-        self._log = log
-        self._process: asyncio.subprocess.Process | None = None
-        self.lives = 0
-        self.unexpected = 0  # ends that nobody asked for
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None
-
-    async def start(self) -> None:
-        with self._log.open("ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environ, stdout=log, stderr=log
-            )
-        self.lives += 1
-
-    def send(self, number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def send_all(self, number: int) -> None:
-        """To it and whatever it started: a real engine is a child of its worker."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for child in psutil.Process(self.pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    child.send_signal(number)
-        self.send(number)
-
-    async def kill(self) -> None:
-        self.send_all(signal.SIGKILL)
-        assert self._process is not None
-        await self._process.wait()
-
-    async def stop(self) -> int:
-        """Ask it to end; its exit status, or -9 if it had to be killed."""
-        assert self._process is not None
-        self.send_all(signal.SIGCONT)
-        self.send(signal.SIGTERM)
-        try:
-            return await asyncio.wait_for(self._process.wait(), STOP_S)
-        except TimeoutError:
-            await self.kill()
-            return -9
 
 
 class ChaosFleet:

@@ -2,7 +2,8 @@
 
 Least recently used first, as on a real node's disk, and a chain's end before its beginning. Reads
 come one after the other, each at the whole speed of the disk. Writes take no time: a node writes in
-the background, in batches, what leaves its memory.
+the background, in batches, what leaves its memory. A full disk takes all of that here, a node's
+only what was asked for again, which finds less (DESIGN 12 has figures).
 """
 
 from collections import OrderedDict

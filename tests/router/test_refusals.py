@@ -144,8 +144,10 @@ async def test_who_asks_first_is_admitted_first(rig, announce, tenants_file):
     await rig.start(engine, keys_file=tenants_file)
     body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
 
-    _, _, line = await announce(len(body), WAITS)
+    reader, _, line = await announce(len(body), WAITS)
     assert line.startswith(b"HTTP/1.1 401 ")
+    async with asyncio.timeout(LIMIT_S):
+        assert b"\r\nConnection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
     reader, writer, line = await announce(len(body), WAITS, b"Authorization: Bearer key-one\r\n")
     assert line.startswith(b"HTTP/1.1 100 ")
     writer.write(body)

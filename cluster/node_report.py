@@ -53,7 +53,7 @@ class NodeReport:
                 **self._stats.numbers(),
                 **sources(self._pools, self._opener.ended),
                 "ended_kinds": self._opener.ended_pools,
-                "ended_wishes": self._opener.ended_wishes,
+                "ended_wished_blocks": self._opener.ended_wished_blocks,
             },
             "index": {
                 "epoch": announcer.epoch,

@@ -103,7 +103,7 @@ class _Collector:
             ("pulled_bytes", "Bytes pulled from peers"),
             ("probes", "Reads that measured a link"),
             ("ended_kinds", "Namespaces that have no engine and no place here any more"),
-            ("ended_wishes", "Wishes to keep blocks that ended with their namespaces"),
+            ("ended_wished_blocks", "Blocks that were to be kept when their namespaces ended"),
             ("refused_hints", "Hints of routers for namespaces that are not here, or end"),
             ("refused_wishes", "Wishes to keep blocks of namespaces that are not here, or end"),
         ):

@@ -36,7 +36,7 @@ class PoolOpener:
     """Owned by the node daemon. ``pools`` are by the digest of their namespace, the first one
     first; ``memory`` and ``mover`` are None before it; ``disks`` is None without a disk.
     ``ended`` has the counts of the pools that were closed, of which there are ``ended_pools``;
-    ``ended_wishes`` to keep blocks ended with them."""
+    ``ended_wished_blocks`` were to be kept in them."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class PoolOpener:
         self.disks: DiskTiers | None = None
         self.ended: Counts = {}
         self.ended_pools = 0
-        self.ended_wishes = 0
+        self.ended_wished_blocks = 0
         self._settings = settings
         self._links = links
         self._peers = peers
@@ -166,19 +166,19 @@ class PoolOpener:
             if pool.engines:
                 return False
             assert self.memory is not None
-            self._ending, wishes = pool.digest, len(pool.cache.retention)
+            self._ending, wished = pool.digest, len(pool.cache.retention)
             await pool.stop()
             await self._close_disk(pool.host.kind)
             del self.pools[pool.digest]
             self.memory.servers.remove(pool.host.server)
             self.ended = together([self.ended, counts_of(pool)])
             self.ended_pools += 1
-            self.ended_wishes += wishes
+            self.ended_wished_blocks += wished
             announcer.refresh()
             await pool.close()
             self._ending = None
-        what = "namespace %s has no engine and no place here any more, nor have %d wishes to keep"
-        log.log(logging.WARNING if wishes else logging.INFO, what, pool.name, wishes)
+        what = "namespace %s has no engine and no place here any more; %d blocks were to be kept"
+        log.log(logging.WARNING if wished else logging.INFO, what, pool.name, wished)
         return True
 
     async def _host(self, kind: Kind, memory: PoolMemory, *, shared: bool) -> PoolHost:

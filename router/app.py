@@ -197,4 +197,7 @@ def _not_found(request: web.Request) -> NotFound:
 
 def _refuse(request: web.Request, error: Refusal) -> web.Response:
     """In the shape that the route's clients understand."""
-    return refuse(error, anthropic=is_anthropic(request.path))
+    response = refuse(error, anthropic=is_anthropic(request.path))
+    if request.get(WAITS):  # its body may come or not: what comes next cannot be told from it
+        response.force_close()
+    return response

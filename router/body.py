@@ -40,7 +40,7 @@ class _Usual(msgspec.Struct):
 
 
 _UNKNOWN: Any = object()
-_HALF = re.compile(rb"\\u[dD][89aAbB]..(?!\\u[dD][c-fC-F])")  # what cutting a text can leave
+_HALF = re.compile(rb"\\u[dD][89aAbB][\da-fA-F]{2}(?!\\u[dD][c-fC-F])")  # a text was cut there
 _USUAL = msgspec.json.Decoder(_Usual)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -22,6 +22,9 @@ from prefixfleet.store.slot_files import (
 SHRUNK = 4
 """To a cap so many times as low an earlier size is kept, and what stays of the files is found under
 whatever numbers they have: books are for so many times the slots then."""
+FEWEST_BUCKETS = (LEAST_BUCKETS - 1) // SHRUNK
+"""Files of an earlier, larger size, at least. A power of two has room for `LEAST_BUCKETS` but for
+their tables: one less."""
 MOST_BUCKETS = 1024
 """Files of an earlier, smaller size, at most: each is open, with its table in memory."""
 
@@ -41,7 +44,8 @@ def shape_of(slot_bytes: int, room_bytes: int, found: Sequence[KeptFile]) -> Buc
     slots = slots or bucket_slots(slot_bytes, bucket_size(room_bytes))
     fit = room_bytes // bucket_file_bytes(slot_bytes, slots)
     numbers = (bucket_number(file.path) for file in found if _slots_in(file, slot_bytes) == slots)
-    highest = max((number for number in numbers if number < SHRUNK * fit), default=-1)
+    most = SHRUNK * (fit + 1) if fit else 0  # no more fit into so many times the room
+    highest = max((number for number in numbers if number < most), default=-1)
     return BucketShape(slots, max(fit, highest + 1))
 
 
@@ -50,7 +54,7 @@ def _earlier(slot_bytes: int, room_bytes: int, found: Sequence[KeptFile]) -> int
     sizes = Counter(_slots_in(file, slot_bytes) for file in found)
     slots = max(sizes, key=lambda slots: (slots > 0, sizes[slots]), default=0)
     files = room_bytes // bucket_file_bytes(slot_bytes, slots)
-    return slots if LEAST_BUCKETS // SHRUNK <= files <= MOST_BUCKETS else 0
+    return slots if FEWEST_BUCKETS <= files <= MOST_BUCKETS else 0
 
 
 def _slots_in(file: KeptFile, slot_bytes: int) -> int:

@@ -149,7 +149,7 @@ async def test_who_has_no_engine_for_longest_gives_its_place_and_wishes_go_last(
         await until(lambda: len(node.snapshot()["kinds"]) == MAX_KINDS)
         assert await held(index, chains, wished=0, away=0)
         assert node.snapshot()["counters"]["ended_kinds"] == 2
-        assert node.snapshot()["counters"]["ended_wishes"] == 3
+        assert node.snapshot()["counters"]["ended_wished_blocks"] == 3
 
 
 async def test_what_a_peer_reads_holds_up_the_end_of_a_namespace_but_not_the_newcomer(node):

@@ -144,8 +144,10 @@ async def test_who_asks_first_is_admitted_first(rig, announce, tenants_file):
     await rig.start(engine, keys_file=tenants_file)
     body = json.dumps({"model": "tiny", "prompt": "x"}).encode()
 
-    _, _, line = await announce(len(body), WAITS)
+    reader, _, line = await announce(len(body), WAITS)
     assert line.startswith(b"HTTP/1.1 401 ")
+    async with asyncio.timeout(LIMIT_S):
+        assert b"\r\nConnection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
     reader, writer, line = await announce(len(body), WAITS, b"Authorization: Bearer key-one\r\n")
     assert line.startswith(b"HTTP/1.1 100 ")
     writer.write(body)
@@ -162,6 +164,15 @@ async def test_a_text_that_was_cut_within_a_character_is_named(rig):
 
     assert response.status == 400
     assert "\\ud83d without its second part" in body["error"]["message"]
+
+
+async def test_what_only_looks_like_half_a_character_is_a_bad_request_too(rig):
+    await rig.start(await rig.engine())
+
+    response, body = await ask(rig, b'{"model":"tiny","prompt":"caf\\ud8\xff\xff"}')
+
+    assert response.status == 400
+    assert "half of a character" not in body["error"]["message"]
 
 
 async def test_a_small_body_that_unpacks_over_the_limit_is_413(rig):

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from prefixfleet.store.bucket_file import bucket_file_bytes
-from prefixfleet.store.bucket_shape import MOST_BUCKETS, SHRUNK, BucketShape, shape_of
+from prefixfleet.store.bucket_shape import (
+    FEWEST_BUCKETS,
+    MOST_BUCKETS,
+    SHRUNK,
+    BucketShape,
+    shape_of,
+)
 from prefixfleet.store.kept_files import KeptFile
 from prefixfleet.store.slot_files import BUCKET_BYTES, LEAST_BUCKETS, MAX_BUCKET_SLOTS
 
@@ -30,7 +36,7 @@ def test_without_files_there_are_32_or_more_of_a_quarter_gib_at_most():
     assert LEAST_BUCKETS - 1 <= of(2 * GIB).files <= 2 * LEAST_BUCKETS  # the tables count too
 
 
-@pytest.mark.parametrize("room", [2 * GIB, GIB, GIB // 2 + GIB // 8, 8 * GIB, 60 * GIB])
+@pytest.mark.parametrize("room", [2 * GIB, GIB, GIB // 2, 8 * GIB, 60 * GIB])
 def test_files_that_are_there_keep_their_size_where_the_cap_changes(room):
     assert of(room, *files(64, *range(5))).slots == 64
 
@@ -48,8 +54,17 @@ def test_files_keep_their_numbers_within_bounds():
     fit = of(GIB, *files(64, 0)).files
 
     assert of(GIB, *files(64, 0, 3 * fit)).files == 3 * fit + 1
-    assert of(GIB, *files(64, 0, SHRUNK * fit)).files == fit
+    assert of(GIB, *files(64, 0, SHRUNK * (fit + 1))).files == fit
     assert of(GIB, *files(64, 0), *files(32, 3 * fit)).files == fit  # of no use
+
+
+@pytest.mark.parametrize("slot_bytes", [8_192, 65_536, SLOT, 5 * SLOT])
+@pytest.mark.parametrize("room", [GIB // 4, GIB, 3 * GIB, 8 * GIB, 63 * GIB])
+def test_to_a_quarter_of_the_cap_every_file_that_stays_is_found(slot_bytes, room):
+    full = shape_of(slot_bytes, room, [])
+    last = files(full.slots, full.files - 1, slot_bytes=slot_bytes)
+
+    assert shape_of(slot_bytes, room // SHRUNK, last) == full
 
 
 def test_a_room_for_no_file_is_for_none():
@@ -77,9 +92,10 @@ def test_whatever_lies_there_books_and_sizes_are_bounded(slot_bytes, room, found
 
     assert 1 <= shape.slots <= MAX_BUCKET_SLOTS
     fit = room // bucket_file_bytes(slot_bytes, shape.slots)
-    assert fit <= shape.files <= SHRUNK * fit
+    assert fit <= shape.files < SHRUNK * (fit + 1)
+    assert fit or not shape.files
     new = shape_of(slot_bytes, room, [])
-    assert shape.slots == new.slots or LEAST_BUCKETS // SHRUNK <= fit <= MOST_BUCKETS
+    assert shape.slots == new.slots or FEWEST_BUCKETS <= fit <= MOST_BUCKETS
 
 
 @given(st.integers(1, 64), st.integers(1, MAX_BUCKET_SLOTS))

@@ -191,10 +191,8 @@ class NodeDaemon:
         }
 
     def _gone(self, hello: Hello) -> None:
-        engines = self._opener.pools[Kind.of(hello, self._secret).digest].engines
-        engines[hello.engine] -= 1
-        if not engines[hello.engine]:
-            del engines[hello.engine]
+        digest = Kind.of(hello, self._secret).digest
+        self._opener.pools[digest].engines.end(hello.engine, time.monotonic())
         if self._engine_caches:
             self._engine_caches.left(hello)
 

@@ -1,6 +1,7 @@
 """`OpenPool`: the parts that a node has of one namespace once an engine of it was there."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -14,10 +15,24 @@ from prefixfleet.transfer.collective import Replicator
 from prefixfleet.transfer.pull import Puller, PullResult
 
 
+class Connections(Counter[str]):
+    """Of each engine by its name. Owned by the node daemon, which counts them as they come."""
+
+    left_s = -math.inf
+    """When one ended last."""
+
+    def end(self, engine: str, now: float) -> None:
+        """One of ``engine`` has ended."""
+        self[engine] -= 1
+        if not self[engine]:
+            del self[engine]
+        self.left_s = now
+
+
 @dataclass(frozen=True, slots=True)
 class OpenPool:
     """Owned by the node daemon, which closes it; ``saw_pull`` is told of each pull's outcome.
-    ``engines`` counts the connections of each engine by its name; ``loops`` run until it closes."""
+    ``engines`` are the connections of its engines; ``loops`` run until it closes."""
 
     host: PoolHost
     cache: NodeCache
@@ -25,7 +40,7 @@ class OpenPool:
     replicator: Replicator
     saw_pull: Callable[[PullResult], None]
     loops: tuple["asyncio.Task[None]", ...] = ()
-    engines: Counter[str] = field(default_factory=Counter)
+    engines: Connections = field(default_factory=Connections)
 
     @property
     def digest(self) -> bytes:

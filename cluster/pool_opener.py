@@ -22,7 +22,7 @@ from prefixfleet.cluster.pool_memory import PoolMemory
 from prefixfleet.cluster.pulls import Pull
 from prefixfleet.cluster.replication import replicate_pool
 from prefixfleet.cluster.settings import NodeSettings
-from prefixfleet.cluster.sharing import check_alike, check_first, check_place, check_shared
+from prefixfleet.cluster.sharing import BACK_S, check_alike, check_first, check_place, check_shared
 from prefixfleet.cluster.slab_mover import SlabMover
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.namespace import is_of_era
@@ -112,11 +112,17 @@ class PoolOpener:
             await link.close()
 
     def _known(self, kind: Kind) -> OpenPool | None:
-        served = [pool.host.kind for pool in self.pools.values() if pool.engines]
-        check_alike(kind, served)
-        if kind.digest not in [other.digest for other in served]:
-            check_place(len(served))
+        check_alike(kind, [pool.host.kind for pool in self.pools.values() if pool.engines])
+        here = {pool.digest for pool in self.pools.values() if self._keeps_place(pool, kind)}
+        if kind.digest not in here:
+            check_place(len(here))
         return self.pools.get(kind.digest)
+
+    def _keeps_place(self, pool: OpenPool, newcomer: Kind) -> bool:
+        """One that runs the same model otherwise comes in place of what left."""
+        if pool.host.kind.namespace.weights == newcomer.namespace.weights:
+            return bool(pool.engines)
+        return bool(pool.engines) or time.monotonic() - pool.engines.left_s < BACK_S
 
     async def _open(self, kind: Kind, announcer: Announcer) -> OpenPool:
         try:

@@ -10,6 +10,9 @@ from prefixfleet.store.slabs import Slabs
 
 MAX_KINDS = 8
 """Models of one node; one more is refused while engines of so many are here."""
+BACK_S = 3.0
+"""So long the place of a model is kept whose connections have all ended: one that was cut comes
+back at once, and a ninth that asks again and again must not have taken its place."""
 MOST_POOLS = 2 * MAX_KINDS
 """With those whose engines left, and that give their place to others. Each has its books."""
 

@@ -39,7 +39,7 @@ BATCH_BLOCKS = 256
 
 class SlabMover:
     """Which slab is whose. Owned by the daemon's event loop; the first pool has them all, and is
-    never closed, but gives them all too. ``end`` closes a pool that has none any more; False if it
+    never closed, but gives them too. ``end`` closes a pool that has none any more; False if it
     is wanted again."""
 
     def __init__(
@@ -116,7 +116,14 @@ class SlabMover:
             idle_s=max(pool.host.pool.idle_s(), now - self._needed_s[pool.digest]),
             stuck=self._stuck_s.get(pool.digest, now) > now,
             ends=pool.digest in self._ends,
+            least=self._least(pool),
         )
+
+    def _least(self, pool: OpenPool) -> int:
+        """What is on disk is read into memory: without any, peers would be told of blocks that
+        they cannot have. Who is closed tells nobody of them any more."""
+        closes = pool.digest in self._ends and pool is not self._first
+        return 0 if pool.cache.tier is None or closes else 1
 
     def _ending(self, now: float) -> frozenset[bytes]:
         absent = [self._absent(pool, now) for pool in self._pools.values() if not pool.engines]

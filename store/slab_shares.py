@@ -24,7 +24,8 @@ FLOOR_SHARE = 1 / 4
 class Holding(Generic[Name]):
     """One namespace on this node. ``wants``: it evicts to store. ``idle_s``: how long ago that part
     of its memory was used that nobody used for longest, a block or a slab to spare. ``stuck``:
-    what it gave last was in use, it gives nothing for a while. ``ends``: it gives all."""
+    what it gave last was in use, it gives nothing for a while. ``ends``: it gives all, but for
+    those ``least`` slabs that it keeps without an engine too."""
 
     name: Name
     slabs: int
@@ -33,6 +34,7 @@ class Holding(Generic[Name]):
     idle_s: float
     stuck: bool = False
     ends: bool = False
+    least: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def next_move(holdings: Sequence[Holding[Name]]) -> Move[Name] | None:
     if taker is None:
         return None
     able = [h for h in holdings if h is not taker and not h.stuck]
-    able = [h for h in able if h.slabs > (floor if h.engines else 0)]
+    able = [h for h in able if h.slabs > (floor if h.engines else h.least)]
     giver = max(able, key=lambda h: (h.ends, not h.engines, h.idle_s, h.slabs), default=None)
     if giver is None or not (below or _is_older(giver, taker)):
         return None
@@ -76,7 +78,7 @@ def _taker(
         return min(below, key=lambda h: h.slabs)
     if wanting := [h for h in holdings if h.engines and h.wants]:
         return min(wanting, key=lambda h: h.idle_s)
-    if any(h.ends and h.slabs and not h.stuck for h in holdings):
+    if any(h.ends and h.slabs > h.least and not h.stuck for h in holdings):
         stays = [h for h in holdings if not h.ends]
         return min(stays, key=lambda h: (not h.engines, h.slabs), default=None)
     return None

@@ -11,7 +11,7 @@ from eventually import until
 from node_rig import NAMESPACE, SECRET, PlainEngine, fresh_chain, running_node, settings_of
 from two_models import LARGE, POOL_BYTES, SMALL, both_at, found, kind, stored
 
-from prefixfleet.cluster import sharing, slab_mover, writes
+from prefixfleet.cluster import pool_opener, sharing, slab_mover, writes
 from prefixfleet.cluster.engine_channel import join_hashes
 from prefixfleet.cluster.handover import HandedOver, ask_handover
 from prefixfleet.cluster.links import open_links
@@ -43,6 +43,7 @@ async def node(index, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     monkeypatch.setattr(slab_shares, "LEAST_AGE_S", 0.0)
+    monkeypatch.setattr(pool_opener, "BACK_S", 0.0)
     monkeypatch.setattr(slab_mover, "LOOK_S", 0.02)
     monkeypatch.setattr(slab_mover, "PAUSE_S", 0.0)
     monkeypatch.setattr(slab_mover, "EMPTY_S", 0.2)
@@ -174,6 +175,27 @@ async def test_what_a_peer_reads_holds_up_the_end_of_a_namespace_but_not_the_new
             assert pool.match(chain) == 3
             async with PlainEngine.connected(socket, **model("away")) as back:
                 assert f"engines of {MAX_KINDS} models" in back.welcome["error"]
+
+
+async def test_a_model_that_was_cut_off_for_a_moment_keeps_its_place(node, monkeypatch):
+    """A ninth asks again and again. Who runs the same model otherwise comes in place of it."""
+    monkeypatch.setattr(pool_opener, "BACK_S", 600.0)
+    socket, chain = node.settings.socket_path, fresh_chain(3)
+    async with AsyncExitStack() as stack:
+        for number in range(MAX_KINDS - 1):
+            await stack.enter_async_context(PlainEngine.connected(socket, **model(number)))
+        async with PlainEngine.connected(socket, **of_update("cut", 1)) as cut:
+            await until(lambda: kind(node, cut)["slabs"])
+            assert await stored(cut, chain) == 3
+        await until(lambda: not kind(node, cut)["engines"])
+
+        async with PlainEngine.connected(socket, **model("ninth")) as ninth:
+            assert f"engines of {MAX_KINDS} models" in ninth.welcome["error"]
+        async with PlainEngine.connected(socket, **of_update("cut", 1)) as back:
+            assert await found(back, chain) == 3
+        await until(lambda: not kind(node, cut)["engines"])
+        async with PlainEngine.connected(socket, **of_update("cut", 2)) as otherwise:
+            assert "error" not in otherwise.welcome
 
 
 def refuses_hints_and_wishes(node, digest):

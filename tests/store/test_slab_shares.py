@@ -55,6 +55,15 @@ def test_who_has_no_engine_gives_first_and_all():
     assert next_move(shares) == Move("a", "c")
 
 
+def test_who_keeps_something_without_an_engine_gives_the_rest():
+    ending = replace(holding("a", 2, engines=0, wants=False), ends=True, least=1)
+    taker = holding("b", 30)
+
+    assert next_move([ending, taker]) == Move("a", "b", due=True)
+    assert next_move([replace(ending, slabs=1), taker]) is None
+    assert next_move([replace(ending, slabs=1), replace(taker, wants=False)]) is None
+
+
 def test_who_has_an_engine_keeps_its_floor():
     shares = [holding("a", 4, idle_s=math.inf), holding("b", 28)]
 

@@ -4,10 +4,12 @@ POST takes a chat's or completion's body (``model``, and ``messages`` or ``promp
 optionally ``priority``, and ``key``, the name of the API key whose tenant's cache is meant. DELETE
 takes the same and ends the wish. Where nobody holds the prefix yet, the nodes of all workers of the
 model are told: a wish covers what comes later. Say ``"add_generation_prompt": false`` for a chat
-that goes on.
+that goes on. The answer has an entry for each namespace of the model on each of its ``nodes``: they
+cut the prompt into other blocks, and a node keeps those of one and perhaps not of another.
 """
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -31,6 +33,16 @@ class _Wish(msgspec.Struct):
     key: str | None = None
 
 
+class _Kept(msgspec.Struct, omit_defaults=True):
+    """`Told` of one namespace, by the digest that the node's own status has."""
+
+    namespace: str
+    blocks: int
+    covered: int = 0
+    quota: int = 0
+    error: str = ""
+
+
 async def pin(router: Router, raw: bytes, *, ends: bool) -> dict[str, Any]:
     """What each node says. Raises `Refusal`."""
     body, wish = _read(raw)
@@ -42,12 +54,15 @@ async def pin(router: Router, raw: bytes, *, ends: bool) -> dict[str, Any]:
     prompt, chains = await asyncio.get_running_loop().run_in_executor(
         router.threads, lambda: _understood(router, body, _key(router, wish.key), workers)
     )
-    told: dict[str, Any] = {}
+    told: dict[str, list[_Kept]] = defaultdict(list)
     for kind, chain in chains.items():
-        if not chain:
-            continue
         alike = [w for w in workers if w.kind == kind]
         nodes = {w.record.node for w in alike}
+        name = alike[0].namespace.hex()
+        if not chain:
+            for node in sorted(nodes):
+                told[node].append(_Kept(name, 0, error=_why_nothing(prompt, alike)))
+            continue
         holders = nodes & router.view.leading(chain).keys()
         keep = Keep(
             namespace=alike[0].namespace,
@@ -55,7 +70,9 @@ async def pin(router: Router, raw: bytes, *, ends: bool) -> dict[str, Any]:
             ttl_s=0.0 if ends else wish.ttl_s or 0.0,
             priority=wish.priority,
         )
-        told |= await router.wishes.ask(sorted(nodes if ends else holders or nodes), keep)
+        asked = sorted(nodes if ends else holders or nodes)
+        for node, said in (await router.wishes.ask(asked, keep)).items():
+            told[node].append(_Kept(name, len(chain), said.covered, said.quota, said.error))
     blocks = max(map(len, chains.values()))
     return {"tokens": prompt.tokens, "blocks": blocks, "nodes": told}
 
@@ -85,8 +102,12 @@ def _understood(
     prompt = msgspec.structs.replace(prompt, salt=router.salt_of(key, prompt.salt))
     chains = router.dispatcher.chains(prompt, workers)
     if not any(chains.values()):
-        unknown = all(worker.lora is None for worker in workers)
-        short = "what the adapter is cannot be told" if unknown else "it is shorter than a block"
-        why = prompt.blind or short
-        raise BadRequest(f"there is nothing to keep: {why}")
+        raise BadRequest(f"there is nothing to keep: {_why_nothing(prompt, workers)}")
     return prompt, chains
+
+
+def _why_nothing(prompt: Prompt, workers: Sequence[Worker]) -> str:
+    """Why the prompt has no chain in any of ``workers``."""
+    unknown = all(worker.lora is None for worker in workers)
+    short = "what the adapter is cannot be told" if unknown else "it is shorter than a block"
+    return prompt.blind or short

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from dataclasses import asdict, replace
 
 import pytest
 from aiohttp import web
@@ -16,6 +17,7 @@ from prefixfleet.store.retention import MAX_PRIORITY
 
 KEY = "the key of the operators"
 ADMIN = {"Authorization": f"Bearer {KEY}"}
+NAMED = NAMESPACE.digest(SECRET).hex()
 LONG = "The prefix cache keeps what a node computed before. " * 20
 
 
@@ -55,7 +57,8 @@ async def test_the_holder_is_asked_to_keep_what_it_holds(rig, fleet, node):
 
     chain = chain_of(fleet[0].tokens.of_text(LONG))
     assert (status, answer["blocks"]) == (200, len(chain))
-    assert answer["nodes"] == {"node-a": {"covered": len(chain), "quota": 99}}
+    kept = {"namespace": NAMED, "blocks": len(chain), "covered": len(chain), "quota": 99}
+    assert answer["nodes"] == {"node-a": [kept]}
     assert (wish.ttl_s, wish.priority, list(wish.chain)) == (60, 7, chain)
     assert wish.namespace == NAMESPACE.digest(SECRET)
     assert node[1].empty()
@@ -88,7 +91,29 @@ async def test_a_node_that_cannot_be_asked_is_named_with_the_reason(rig, fleet):
     status, answer = await pins(rig, ttl_s=60)
 
     assert status == 200
-    assert "Connect" in answer["nodes"]["node-a"]["error"]
+    [said] = answer["nodes"]["node-a"]
+    assert "Connect" in said["error"]
+
+
+async def test_a_node_with_two_namespaces_of_a_model_says_what_it_keeps_of_each(
+    rig, node, tmp_path
+):
+    (tmp_path / "admin-key").write_text(KEY)
+    forms = {n: replace(NAMESPACE, weights=str(n), block_tokens=n) for n in (16, 32, 1_024)}
+    engines = [await rig.engine(f"e{n}", node="both", namespace=form) for n, form in forms.items()]
+    records = [e.record(namespace=asdict(e.namespace)) for e in engines]
+    await rig.start(records=records, admin_key_file=tmp_path / "admin-key")
+    await rig.holds(engines[0], [], http=node[0])
+
+    status, answer = await pins(rig, ttl_s=60)
+
+    kept = {entry["namespace"]: entry for entry in answer["nodes"]["both"]}
+    assert (status, kept.keys()) == (200, {f.digest(SECRET).hex() for f in forms.values()})
+    entries = [kept[form.digest(SECRET).hex()] for form in forms.values()]
+    assert [entry["blocks"] for entry in entries] == [answer["tokens"] // n for n in forms]
+    assert [entry.get("covered", 0) for entry in entries] == [entry["blocks"] for entry in entries]
+    assert "shorter than a block" in entries[-1]["error"]
+    assert node[1].qsize() == 2
 
 
 @pytest.mark.parametrize(

@@ -120,9 +120,10 @@ class PoolOpener:
 
     def _keeps_place(self, pool: OpenPool, newcomer: Kind) -> bool:
         """One that runs the same model otherwise comes in place of what left."""
-        if pool.host.kind.namespace.weights == newcomer.namespace.weights:
-            return bool(pool.engines)
-        return bool(pool.engines) or time.monotonic() - pool.engines.left_s < BACK_S
+        if pool.engines:
+            return True
+        otherwise = pool.host.kind.namespace.weights == newcomer.namespace.weights
+        return not otherwise and time.monotonic() - pool.engines.left_s < BACK_S
 
     async def _open(self, kind: Kind, announcer: Announcer) -> OpenPool:
         try:

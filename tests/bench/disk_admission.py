@@ -21,11 +21,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from eviction_replay import ORDERS
+from eviction_replay import ORDERS, serve
 from traces import CONVERSATION, Request, read_requests
 
 from prefixfleet.router.arguments import count
-from prefixfleet.store.admission import make_room
 from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.errors import ConfigError
 from prefixfleet.store.holds import Victims
@@ -79,27 +78,19 @@ def replay(requests: list[Request], order: str, memory: int, disk: Disk) -> floa
     for number, request in enumerate(requests):
         now = request.at_s
         disk.parents |= {block: above for above, block in pairwise((b"", *request.chain))}
-        hits = serve(pool, disk, request.chain)
+        hits = found_by(pool, disk, request.chain)
         if number >= len(requests) // 2:
             found, asked = found + hits, asked + len(request.chain)
     return found / asked
 
 
-def serve(pool: SlotPool, disk: Disk, chain: Sequence[BlockHash]) -> int:
-    """One request at a node; how many of its leading blocks were there."""
-    pool.observe(chain)
-    with pool.pin(chain) as here:
-        hits = found = len(here.hashes)
-        while found < len(chain) and chain[found] in disk.held:
-            found += 1
-        disk.use(chain[:found])
-        room = make_room(pool, chain[hits:])
-        disk.take(room.victims)
-        pool.free(room.victims)
-        wanted = chain[hits : hits + room.blocks]
-        with pool.reserve(chain[hits - 1] if hits else b"", wanted) as reservation:
-            for block in wanted:
-                reservation.commit(block)
+def found_by(pool: SlotPool, disk: Disk, chain: Sequence[BlockHash]) -> int:
+    """One request at a node; how many of its leading blocks were in memory or on disk."""
+    found = pool.match(chain)
+    while found < len(chain) and chain[found] in disk.held:
+        found += 1
+    disk.use(chain[:found])
+    serve(pool, chain, disk.take)
     return found
 
 

@@ -15,6 +15,7 @@ from prefixfleet.cluster.node_stats import NAME_DIGITS, render_metrics
 from prefixfleet.store import disk_space, slab_shares
 from prefixfleet.store.memory_index import MemoryIndex
 from prefixfleet.store.namespace import in_era
+from prefixfleet.store.records import PullPlan
 
 CAP_BYTES = 40 << 20
 ERA = SMALL | {"namespace": asdict(in_era(NAMESPACE, "era"))}
@@ -304,3 +305,29 @@ async def test_a_folder_that_cannot_be_read_costs_that_model_its_disk(
         assert f"no disk tier for namespace {digest[:NAME_DIGITS]}" in why
         await demoted(daemon, large, 2, 60)
         assert await stored(small, fresh_chain(20), 1) == 20
+
+
+async def test_what_is_told_to_be_on_disk_can_be_read_though_its_engines_left(
+    index, settings, tmp_path_factory, monkeypatch
+):
+    """A first model is never closed: a slab of its own stays for what peers ask of its disk."""
+    monkeypatch.setattr(slab_mover, "MAX_KINDS", 1)
+    async with running_node(index, settings()) as daemon:
+        async with engine_at(daemon, SMALL) as small:
+            chains = await demoted(daemon, small, 1)
+        async with engine_at(daemon, LARGE):
+            await until(lambda: kind(daemon, small)["ends"])
+            await until(lambda: slab_shares.next_move(daemon._opener.mover._holdings()) is None)
+            assert (kind(daemon, small)["slabs"], kind(daemon, small)["slots"]) == (1, 48)
+            told = [(await index.match(chain)).get("a", 0) for chain in chains]
+            most = chains[told.index(50)][:40]  # a slab has room for these at once
+            other = settings_of(tmp_path_factory.mktemp("b"), name="b", pool_bytes=POOL_BYTES)
+            async with running_node(index, other) as peer, engine_at(peer, SMALL) as puller:
+                plan = PullPlan(
+                    request="r", source="a", source_epoch=daemon.epoch, blocks=40, budget_s=20.0
+                )
+                await until(lambda: pulled(puller, most, plan))
+
+
+async def pulled(engine, chain, plan):
+    return (await engine.prepare(chain, plan))["blocks"] == len(chain)

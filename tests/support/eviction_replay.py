@@ -15,6 +15,7 @@ from prefixfleet.store.chain import BlockHash
 from prefixfleet.store.eviction import EvictionOrder, LruOrder
 from prefixfleet.store.eviction_fifo import FifoOrder, S3FifoOrder
 from prefixfleet.store.eviction_value import ValueOrder
+from prefixfleet.store.holds import Victims
 from prefixfleet.store.pool import SlotPool
 
 ORDERS: dict[str, Callable[[int], EvictionOrder]] = {
@@ -55,12 +56,18 @@ def replay(requests: Sequence[Request], order: str, num_blocks: int) -> Hits:
     return _hits(requests, found)
 
 
-def serve(pool: SlotPool, chain: Sequence[BlockHash]) -> int:
-    """One request at a node; how many of its leading blocks were there."""
+def serve(
+    pool: SlotPool,
+    chain: Sequence[BlockHash],
+    leaving: Callable[[Victims], None] = lambda _: None,
+) -> int:
+    """One request at a node; how many of its leading blocks were there. ``leaving`` sees what goes
+    for it, before it is gone."""
     pool.observe(chain)
     with pool.pin(chain) as here:
         hits = len(here.hashes)
         room = make_room(pool, chain[hits:])
+        leaving(room.victims)
         pool.free(room.victims)
         wanted = chain[hits : hits + room.blocks]
         with pool.reserve(chain[hits - 1] if hits else b"", wanted) as reservation:
